@@ -1,0 +1,20 @@
+import { Catch } from '@nestjs/common';
+import type { ArgumentsHost } from '@nestjs/common';
+import { BaseExceptionFilter } from '@nestjs/core';
+import { LockNotAcquiredError } from './lock.errors.js';
+
+/**
+ * Adds Retry-After to the HTTP answer of a lock that is not to be had, and leaves the rest to Nest. Registered by
+ * RedisLockModule unless `httpErrors` is false.
+ */
+@Catch(LockNotAcquiredError)
+export class LockExceptionFilter extends BaseExceptionFilter {
+  override catch(exception: LockNotAcquiredError, host: ArgumentsHost): void {
+    if (host.getType() === 'http' && exception.retryAfter !== undefined) {
+      const seconds = Math.max(1, Math.ceil(exception.retryAfter / 1_000));
+      const adapter = this.applicationRef ?? this.httpAdapterHost?.httpAdapter;
+      adapter?.setHeader?.(host.switchToHttp().getResponse(), 'Retry-After', String(seconds));
+    }
+    super.catch(exception, host);
+  }
+}

@@ -1,0 +1,33 @@
+import { randomUUID } from 'node:crypto';
+import type { Redis } from 'ioredis';
+import { LockUnavailableError } from '../errors/lock.errors.js';
+import { sendCommit } from './commit-pipeline.js';
+import { within } from './deadline.js';
+import { resourceKeys } from './lock-keys.js';
+
+/**
+ * Tries a new commit connection out before anything depends on it: a commit under a lock that nobody holds has to
+ * be refused. It is not where WATCH, MULTI or a script is denied, or where a proxy swallows one of them.
+ *
+ * @throws LockUnavailableError with Redis' error as its cause
+ */
+export async function checkCommitConnection(redis: Redis, keyPrefix: string, timeout: number): Promise<void> {
+  const keys = resourceKeys(keyPrefix, `check:${randomUUID()}`);
+  const request = { claim: { token: 'nobody', keys: [keys] }, id: 'nobody#1', commands: [], keep: false };
+  const answer = await sendCommit(redis, request, timeout, (doubtful) => doubtful.disconnect());
+  if (answer.outcome !== 'lost') {
+    const cause = 'error' in answer ? answer.error : undefined;
+    throw new LockUnavailableError(
+      `Redis does not allow guarded commits: ${cause?.message ?? `a commit without a lock was ${answer.outcome}`}`,
+      { cause },
+    );
+  }
+  try {
+    await within(timeout, redis.del(keys.fence));
+    await within(timeout, redis.publish(`${keyPrefix}:wake:nobody`, ''));
+  } catch (error) {
+    throw new LockUnavailableError(`Redis does not allow what locks need: ${String(error)}`, {
+      cause: error,
+    });
+  }
+}

@@ -1,0 +1,65 @@
+import { createHash } from 'node:crypto';
+import { LockConfigurationError } from '../errors/lock.errors.js';
+import type { Resource } from '../redis-lock.options.js';
+
+/** The keys of a resource. Their names are part of the contract: operators look at them. */
+export interface ResourceKeys {
+  readonly resource: string;
+  /** Hash tag of the keys, which decides about their slot in a cluster. */
+  readonly tag: string;
+  /** `lock:{R}`: string, the owner's token, with the lease as its PX. */
+  readonly owner: string;
+  /** `lock:queue:{R}`: sorted set, the waiters' tokens by ticket. */
+  readonly queue: string;
+  /** `lock:fence:{R}`: hash, the last fencing token and the last commits. */
+  readonly fence: string;
+}
+
+const MAX_RESOURCE_BYTES = 512;
+const READABLE_BYTES = 480;
+
+/** Names all keys of a resource. With a slot, that is the hash tag: `lock:{slot}:R`. */
+export function resourceKeys(prefix: string, resource: string, slot?: string): ResourceKeys {
+  const name = shorten(resource);
+  const tagged = slot === undefined ? `{${name}}` : `{${slot}}:${name}`;
+  return {
+    resource,
+    tag: slot ?? name,
+    owner: `${prefix}:${tagged}`,
+    queue: `${prefix}:queue:${tagged}`,
+    fence: `${prefix}:fence:${tagged}`,
+  };
+}
+
+/**
+ * The resources of a call, sorted and without repetition: everybody takes them in the same order.
+ *
+ * @throws LockConfigurationError for a name that is no resource.
+ */
+export function normaliseResources(resource: Resource): readonly string[] {
+  const names: readonly unknown[] = Array.isArray(resource) ? resource : [resource];
+  if (names.length === 0) throw new LockConfigurationError('A lock needs at least one resource; got none');
+  for (const name of names) {
+    if (typeof name !== 'string' || name === '' || /[{}]/.test(name) || !name.isWellFormed()) {
+      throw new LockConfigurationError(
+        `A resource must be a well-formed string without '{' and '}', not empty; got ${typeof name === 'string' ? JSON.stringify(name) : typeof name}`,
+      );
+    }
+  }
+  return [...new Set(names as string[])].sort();
+}
+
+/**
+ * A name of over 512 bytes becomes its readable start and its hash. The result is itself over 512 bytes, so that
+ * no short name can ever equal it.
+ */
+function shorten(resource: string): string {
+  if (resource.length <= MAX_RESOURCE_BYTES / 3) return resource;
+  const bytes = Buffer.from(resource);
+  if (bytes.length <= MAX_RESOURCE_BYTES) return resource;
+  const start = bytes
+    .subarray(0, READABLE_BYTES)
+    .toString()
+    .replace(/\uFFFD$/, '');
+  return `${start}~${createHash('sha256').update(bytes).digest('base64url')}`;
+}
