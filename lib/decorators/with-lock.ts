@@ -1,0 +1,94 @@
+import 'reflect-metadata';
+import { Inject } from '@nestjs/common';
+import { LockConfigurationError } from '../errors/lock.errors.js';
+import { compileKey } from '../execution/lock-key.js';
+import type { LockKey } from '../execution/lock-key.js';
+import { parameterNames } from '../execution/method-parameters.js';
+import { runLocked } from '../execution/run-locked.js';
+import type { LockService } from '../lock/lock.service.js';
+import { checkWithLockOptions } from '../redis-lock.options.js';
+import type { Resource, WithLockOptions } from '../redis-lock.options.js';
+import { getLockServiceToken } from './inject-lock-service.js';
+
+export interface WithLockDecoratorOptions extends WithLockOptions {
+  /** Name of the RedisLockModule instance whose locks to use. Default: the one without a name. */
+  instance?: string;
+}
+
+/** A method that can be locked: it takes its time anyway. */
+type LockableMethod = (...args: never[]) => Promise<unknown>;
+
+/** Refuses a key function whose parameters the method's arguments do not fit. */
+type KeyFits<Key, Method> = Key extends (...args: never[]) => unknown
+  ? Method extends (...args: infer Args) => unknown
+    ? Key extends (...args: Args) => Resource
+      ? unknown
+      : { 'the key function does not accept the arguments of the method': never }
+    : unknown
+  : unknown;
+
+type LockDecorator<Key> = <Method extends LockableMethod>(
+  target: object,
+  propertyKey: string | symbol,
+  descriptor: TypedPropertyDescriptor<Method> & KeyFits<Key, Method>,
+) => void;
+
+/**
+ * Runs the method under a lock, in one of all processes at a time, and commits what it queued on
+ * {@link LockContext.multi} only while the lock is held.
+ *
+ * @param key `'order:<id>'` takes the argument of the parameter `id`, `<dto.customer.id>` a value inside of one,
+ * `<0>` the first argument; several templates lock all or none. Or a function of the arguments.
+ * @throws LockConfigurationError, when the class is defined, for a placeholder that binds to nothing or an option
+ * that is wrong. A call rejects as {@link LockService.withLock} does, with a LockKeyError when a value is missing, and
+ * with a LockConfigurationError when the instance has no LockService: it never runs unlocked.
+ */
+export function WithLock<const Key extends LockKey>(
+  key: Key,
+  options: WithLockDecoratorOptions = {},
+): LockDecorator<Key> {
+  return (target, propertyKey, descriptor) => {
+    const method: unknown = descriptor.value;
+    const described = `@WithLock on ${target.constructor.name}.${String(propertyKey)}`;
+    if (typeof method !== 'function')
+      throw new LockConfigurationError(`${described}: only a method can be locked`);
+    const original = method as (...args: unknown[]) => unknown;
+
+    const { instance, ...lockOptions } = options;
+    checkWithLockOptions(lockOptions, described);
+    const keyOfCall = compileKey(key, described, () => parameterNames(original));
+    const service = injectService(target, instance);
+
+    const locked = function (
+      this: Record<symbol, LockService | undefined>,
+      ...args: unknown[]
+    ): Promise<unknown> {
+      return runLocked({
+        service: this?.[service],
+        method: described,
+        resources: () => keyOfCall(args),
+        options: lockOptions,
+        work: () => original.apply(this, args),
+      });
+    };
+    disguise(locked, original);
+    descriptor.value = locked as unknown as NonNullable<typeof descriptor.value>;
+  };
+}
+
+/** Nest shows the property's name when there is no LockService to inject: it has to read as a hint. */
+function injectService(target: object, instance: string | undefined): symbol {
+  const named = instance === undefined ? '' : ` with the name ${instance}`;
+  const property = Symbol(`LockService, is RedisLockModule${named} imported?`);
+  Inject(getLockServiceToken(instance))(target, property);
+  return property;
+}
+
+/** Routes, guards, names of parameters: whatever was put on the method has to be found on its replacement. */
+function disguise(replacement: object, original: object): void {
+  const { prototype: _prototype, ...properties } = Object.getOwnPropertyDescriptors(original as () => void);
+  Object.defineProperties(replacement, properties);
+  for (const metadataKey of Reflect.getOwnMetadataKeys(original) as unknown[]) {
+    Reflect.defineMetadata(metadataKey, Reflect.getOwnMetadata(metadataKey, original), replacement);
+  }
+}

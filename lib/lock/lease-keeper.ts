@@ -1,0 +1,179 @@
+import { LockLostError } from '../errors/lock.errors.js';
+import { MAX_TIMER_DELAY } from '../redis/deadline.js';
+import type { LockStore, Release } from '../redis/lock-store.js';
+import { now } from './lease.js';
+import type { Instant, Lease } from './lease.js';
+
+/** Renewals due within this part of their ttl go along with the ones that are due now. */
+const BATCH_WINDOW = 1 / 30;
+/** Leases renewed in one round trip: more would hold up Redis for others. */
+const BATCH_SIZE = 500;
+/** ms until a renewal that failed is tried again. */
+const RETRY_PAUSE = 50;
+
+/**
+ * Keeps the leases of one service: one timer for all of them, renewals in batches. A renewal that fails is tried
+ * again until the lease's end; then, or as soon as Redis says that it has another owner, the lease is lost.
+ */
+export class LeaseKeeper {
+  readonly #store: LockStore;
+  readonly #leases = new Set<Lease>();
+  #timer: NodeJS.Timeout | undefined;
+  #timerDueAt = Infinity;
+  #renewing = false;
+
+  constructor(store: LockStore) {
+    this.#store = store;
+  }
+
+  /** The leases held at the moment. */
+  get leases(): ReadonlySet<Lease> {
+    return this.#leases;
+  }
+
+  /** Takes the lease into keeping, until it is released or lost. */
+  keep(lease: Lease): void {
+    this.#leases.add(lease);
+    this.#wakeIn(Math.min(lease.renewalDueIn, lease.remaining));
+  }
+
+  /**
+   * Gives the lease up in Redis. From the call on it counts as released here.
+   *
+   * @throws LockUnavailableError when Redis could not be asked; the lock is then given back as soon as it answers.
+   */
+  async release(lease: Lease): Promise<Release> {
+    this.markReleased(lease);
+    try {
+      return await this.#store.release(lease);
+    } catch (error) {
+      this.#store.giveBack(lease, lease.ttl);
+      throw error;
+    }
+  }
+
+  /** For a lease that was given up in Redis by other means, by a commit. */
+  markReleased(lease: Lease): void {
+    if (lease.state === 'held') lease.state = 'released';
+    this.#leases.delete(lease);
+  }
+
+  /**
+   * Makes the lease last `ttl` ms from now, and so at every renewal from here on.
+   *
+   * @throws LockLostError when it is not held any more
+   * @throws LockUnavailableError
+   */
+  async extend(lease: Lease, ttl: number): Promise<void> {
+    const sent = now();
+    if (lease.remaining > 0) {
+      // A shorter lease counts from now on, whatever becomes of the reply.
+      if (ttl < lease.remaining) this.#restart(lease, ttl, sent);
+      this.pauseRenewal(lease); // one with the old ttl must not overtake
+      try {
+        const [renewal] = await this.#store.renew([{ token: lease.token, keys: lease.keys, ttl }]);
+        if (renewal === 'lost') this.lose(lease, 'it has another owner, or none');
+        if (renewal === 'renewed' && lease.state === 'held') return this.#restart(lease, ttl, sent);
+      } finally {
+        this.resumeRenewal(lease);
+      }
+    }
+    const reason = lease.state === 'released' ? 'it was released before' : 'it is not held any more';
+    throw new LockLostError({ resources: lease.resources, reason });
+  }
+
+  /** Stops renewing the lease until {@link resumeRenewal}; pauses add up. */
+  pauseRenewal(lease: Lease): void {
+    lease.renewalPauses += 1;
+  }
+
+  resumeRenewal(lease: Lease): void {
+    lease.renewalPauses -= 1;
+    if (lease.state === 'held') this.#wakeIn(Math.min(lease.renewalDueIn, lease.remaining));
+  }
+
+  /**
+   * Tells the holder that the lease is gone, and gives back what Redis may still hold for it: a renewal whose reply
+   * was lost, another resource of the same lock. A lease that was released cannot be lost any more.
+   */
+  lose(lease: Lease, reason: string): void {
+    this.#leases.delete(lease);
+    if (lease.state !== 'held') return;
+    lease.state = 'lost';
+    lease.onLost?.(reason);
+    this.#store.giveBack(lease, lease.ttl);
+  }
+
+  /** Ends the timer. Leases still held run out by themselves. */
+  close(): void {
+    clearTimeout(this.#timer);
+    this.#timerDueAt = -Infinity; // no later wake-up is ever earlier than this
+  }
+
+  #restart(lease: Lease, ttl: number, measuredFrom: Instant): void {
+    lease.ttl = ttl;
+    lease.measuredFrom = measuredFrom;
+    this.#wakeIn(Math.min(lease.renewalDueIn, lease.remaining));
+  }
+
+  #wakeIn(ms: number): void {
+    const dueAt = performance.now() + ms;
+    if (dueAt >= this.#timerDueAt || ms === Infinity) return;
+    clearTimeout(this.#timer);
+    this.#timerDueAt = dueAt;
+    this.#timer = setTimeout(() => this.#wake(), Math.min(ms, MAX_TIMER_DELAY));
+    this.#timer.unref();
+  }
+
+  /** Ends the leases that are over, renews those that are due, and sleeps until the next one is. */
+  #wake(): void {
+    this.#timerDueAt = Infinity;
+    const due: Lease[] = [];
+    let next = Infinity;
+    for (const lease of this.#leases) {
+      const { remaining, renewalDueIn } = lease;
+      if (remaining <= 0) {
+        this.lose(lease, 'its time was over before it could be renewed');
+      } else {
+        const isDue = renewalDueIn <= lease.ttl * BATCH_WINDOW;
+        if (isDue) due.push(lease);
+        next = Math.min(next, remaining, isDue ? Infinity : renewalDueIn);
+      }
+    }
+    this.#wakeIn(next);
+    if (due.length > 0 && !this.#renewing) void this.#renew(due);
+  }
+
+  /** Never rejects: what fails here is tried again by the next wake-up, and ends with the lease at the latest. */
+  async #renew(due: readonly Lease[]): Promise<void> {
+    this.#renewing = true;
+    try {
+      for (let first = 0; first < due.length; first += BATCH_SIZE) {
+        const batch = due.slice(first, first + BATCH_SIZE).filter((lease) => lease.renewalDueIn < Infinity);
+        if (batch.length > 0) await this.#renewBatch(batch);
+      }
+    } finally {
+      this.#renewing = false;
+      this.#wakeIn(this.#nextRenewal());
+    }
+  }
+
+  async #renewBatch(batch: readonly Lease[]): Promise<void> {
+    const sent = now();
+    const renewals = await this.#store.renew(batch).catch(() => undefined);
+    batch.forEach((lease, index) => {
+      const renewal = renewals?.[index];
+      if (renewal === 'lost') this.lose(lease, 'it has another owner, or none');
+      if (renewal === 'renewed' && lease.state === 'held') lease.measuredFrom = sent;
+    });
+  }
+
+  /** After a failure some leases are overdue: they wait a moment, not for ever and not for nothing. */
+  #nextRenewal(): number {
+    let next = Infinity;
+    for (const lease of this.#leases) {
+      next = Math.min(next, Math.max(lease.renewalDueIn, RETRY_PAUSE), lease.remaining);
+    }
+    return next;
+  }
+}

@@ -1,0 +1,102 @@
+import { LockLostError } from '../errors/lock.errors.js';
+import { checkAcquireOptions } from '../redis-lock.options.js';
+import type { LeaseKeeper } from './lease-keeper.js';
+import type { Lease } from './lease.js';
+
+/**
+ * A lock that is held. `await using lock = await locks.acquire('order:42')` releases it at the end of the block.
+ */
+export class Lock implements AsyncDisposable {
+  /** Sorted, without repetition. */
+  readonly resources: readonly string[];
+  /** Unique to this acquisition; the value of the lock's key in Redis. */
+  readonly token: string;
+  /** Grows with every grant of a resource: give it to what you write to, and let that refuse smaller ones. */
+  readonly fencingTokens: ReadonlyMap<string, number>;
+
+  readonly #lease: Lease;
+  readonly #keeper: LeaseKeeper;
+  #controller: AbortController | undefined;
+  #lost: LockLostError | undefined;
+  #released: Promise<void> | undefined;
+
+  /** @internal */
+  constructor(lease: Lease, keeper: LeaseKeeper) {
+    this.#lease = lease;
+    this.#keeper = keeper;
+    this.resources = lease.resources;
+    this.token = lease.token;
+    this.fencingTokens = new Map(
+      lease.keys.map(({ resource }, i) => [resource, lease.fencingTokens[i] ?? 0]),
+    );
+    lease.onLost = (reason) => {
+      this.#lost = new LockLostError({ resources: this.resources, reason });
+      this.#controller?.abort(this.#lost);
+    };
+  }
+
+  /** Of several resources the largest one. */
+  get fencingToken(): number {
+    return Math.max(...this.fencingTokens.values());
+  }
+
+  /**
+   * Aborted, with a LockLostError as its reason, when the lock is lost: at the latest when the lease this process
+   * knows of ends, which is before anybody else can have it. A release does not abort it.
+   */
+  get signal(): AbortSignal {
+    if (this.#controller === undefined) {
+      this.#controller = new AbortController();
+      if (this.#lost) this.#controller.abort(this.#lost);
+    }
+    this.#loseWhenOver();
+    return this.#controller.signal;
+  }
+
+  /** Whether this process may still count on the lock. */
+  get held(): boolean {
+    this.#loseWhenOver();
+    return this.#lease.remaining > 0;
+  }
+
+  /** ms of lease this process may still count on; 0 when lost or released. */
+  get remaining(): number {
+    return this.#lease.remaining;
+  }
+
+  /**
+   * Makes the lease last `ttl` ms from now, and from each renewal on.
+   *
+   * @param ttl default: the ttl the lock has
+   * @throws LockLostError when the lock was lost or released
+   * @throws LockUnavailableError when Redis could not be asked; the lease is what it was
+   */
+  async extend(ttl: number = this.#lease.ttl): Promise<void> {
+    checkAcquireOptions({ ttl }, 'extend');
+    this.#loseWhenOver();
+    await this.#keeper.extend(this.#lease, ttl);
+  }
+
+  /**
+   * Gives the lock up. Can be called again; does nothing to a lock that has another owner by now.
+   *
+   * @throws LockUnavailableError when Redis could not be asked. The lock is then given back as soon as it answers,
+   * and ends with its lease in any case.
+   */
+  release(): Promise<void> {
+    this.#released ??= this.#keeper.release(this.#lease).then(() => undefined);
+    return this.#released;
+  }
+
+  /** Like release, but never in the way of an error that is already on its way: a failed release is no rejection. */
+  async [Symbol.asyncDispose](): Promise<void> {
+    await this.release().catch(() => undefined); // the keeper goes on giving it back
+  }
+
+  /** The keeper's timer may be late, after a blocked event loop for example: whoever looks sees the truth. */
+  #loseWhenOver(): void {
+    if (this.#lease.state === 'held' && this.#lease.remaining <= 0) {
+      this.#keeper.lose(this.#lease, 'its time was over before it could be renewed');
+    }
+  }
+}

@@ -1,0 +1,39 @@
+import type { Cluster, Redis } from 'ioredis';
+import type { Lock } from '../lock/lock.js';
+import type { LockTransaction } from './lock-transaction.js';
+
+/**
+ * What the work under a lock can see and do. It is given to the work, and can be injected anywhere: then it speaks
+ * for the innermost lock scope the caller runs in. Outside of one, and after the scope has ended, every use is
+ * refused with a LockScopeError.
+ */
+export abstract class LockContext {
+  abstract readonly lock: Lock;
+  /** Aborted when the lock is lost; see {@link Lock.signal}. */
+  abstract readonly signal: AbortSignal;
+  /** See {@link Lock.fencingTokens}. */
+  abstract readonly fencingToken: number;
+  /** Commands that run at once, outside of the transaction: read here. */
+  abstract readonly redis: Redis | Cluster;
+  /** Commands that are applied together when the work has ended, and only if the lock is still held then. */
+  abstract readonly multi: LockTransaction;
+  /**
+   * A data key in the same cluster slot as the lock: under a lock on `order:42`, `key('items')` is
+   * `{order:42}:items`. Under several resources, of the first one.
+   */
+  abstract key(...parts: (string | number)[]): string;
+  /**
+   * Commits what is queued now and keeps the lock.
+   *
+   * @returns the replies, in the order of the commands
+   * @throws LockLostError when the lock was not held any more: nothing was applied
+   * @throws LockTransactionError when Redis refused the transaction, or commands failed in it
+   * @throws LockUnavailableError, LockOutcomeUnknownError
+   */
+  abstract commit(): Promise<unknown[]>;
+  /**
+   * Has the listener called once for each commit that was applied, with its replies, before the call settles.
+   * Side effects that must happen once belong here: the work may run more than once.
+   */
+  abstract afterCommit(listener: (replies: unknown[]) => void): void;
+}
