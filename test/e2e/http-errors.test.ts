@@ -1,0 +1,158 @@
+import { Catch, Controller, Get, HttpException, Module, NotFoundException, Param } from '@nestjs/common';
+import type { ArgumentsHost, ExceptionFilter, INestApplication } from '@nestjs/common';
+import { APP_FILTER, NestFactory } from '@nestjs/core';
+import { FastifyAdapter } from '@nestjs/platform-fastify';
+import { ExpressAdapter } from '@nestjs/platform-express';
+import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
+import { Redis } from 'ioredis';
+import { LockContext, LockService, RedisLockModule, WithLock } from '../../lib/index.js';
+import type { RedisLockModuleOptions } from '../../lib/index.js';
+import { assertNothingLeft } from '../support/lock-application.js';
+import { sharedRedisUrl } from '../support/redis/test-redis.js';
+
+@Controller('orders')
+class OrdersController {
+  constructor(private readonly context: LockContext) {}
+
+  @Get('missing')
+  @WithLock('missing')
+  async missing(): Promise<never> {
+    throw new NotFoundException('no such order');
+  }
+
+  @Get('broken')
+  @WithLock('broken')
+  async broken(): Promise<never> {
+    throw new Error('secret detail');
+  }
+
+  @Get('lost')
+  @WithLock('lost', { retries: 0 })
+  async lost(): Promise<void> {
+    this.context.multi.set('never', 1);
+    await this.context.redis.del(`${prefix}:{lost}`);
+  }
+
+  @WithLock('order:<id>')
+  @Get(':id')
+  async get(@Param('id') id: string): Promise<string> {
+    return `order ${id}`;
+  }
+}
+
+const prefix = `test-http-${process.pid}`;
+
+async function start(
+  adapter: 'express' | 'fastify',
+  options: RedisLockModuleOptions = {},
+  filters: object[] = [],
+) {
+  class AppModule {}
+  Module({
+    imports: [
+      RedisLockModule.forRoot({ connection: sharedRedisUrl(), keyPrefix: prefix, ttl: 4_000, ...options }),
+    ],
+    controllers: [OrdersController],
+    providers: filters.map((filter) => ({ provide: APP_FILTER, useValue: filter })),
+  })(AppModule);
+  const app = await (adapter === 'fastify'
+    ? NestFactory.create(AppModule, new FastifyAdapter(), { logger: false })
+    : NestFactory.create(AppModule, new ExpressAdapter(), { logger: false }));
+  await app.listen(0, '127.0.0.1');
+  return app as INestApplication;
+}
+
+const get = async (app: INestApplication, path: string) => {
+  const response = await fetch(`${await app.getUrl()}${path}`, { headers: { connection: 'close' } });
+  const text = await response.text();
+  return { status: response.status, retryAfter: response.headers.get('retry-after'), text };
+};
+
+describe.each(['express', 'fastify'] as const)('over HTTP on %s, a locked route', (adapter) => {
+  let app: INestApplication;
+  let redis: Redis;
+
+  beforeAll(async () => {
+    redis = new Redis(sharedRedisUrl());
+    app = await start(adapter);
+  });
+  afterAll(async () => {
+    await app.close();
+    await assertNothingLeft(redis, prefix);
+    redis.disconnect();
+  });
+
+  it('answers as without a lock', async () => {
+    expect(await get(app, '/orders/7')).toMatchObject({ status: 200, text: 'order 7' });
+  });
+
+  it('case 26: answers 423 with Retry-After when the lock is busy, and names no resource', async () => {
+    await using _lock = await app.get(LockService).acquire('order:8');
+    const answer = await get(app, '/orders/8');
+    expect(answer.status).toBe(423);
+    expect(Number(answer.retryAfter)).toBeGreaterThanOrEqual(1);
+    expect(Number(answer.retryAfter)).toBeLessThanOrEqual(4);
+    expect(JSON.parse(answer.text)).toEqual({
+      statusCode: 423,
+      error: 'Locked',
+      message: expect.stringContaining('locked'),
+      code: 'LOCK_NOT_ACQUIRED',
+    });
+  });
+
+  it('case 26: answers 409 when the lock was lost', async () => {
+    const answer = await get(app, '/orders/lost');
+    expect(answer).toMatchObject({ status: 409, retryAfter: null });
+    expect(JSON.parse(answer.text)).toMatchObject({ code: 'LOCK_LOST' });
+    expect(await redis.exists('never')).toBe(0);
+  });
+
+  it("answers the handler's own errors as without a lock", async () => {
+    expect(await get(app, '/orders/missing')).toMatchObject({ status: 404 });
+    const broken = await get(app, '/orders/broken');
+    expect(broken.status).toBe(500);
+    expect(broken.text).not.toContain('secret');
+  });
+
+  it('case 26: answers 503 when Redis is not there', async () => {
+    const down = await start(adapter, { connection: 'redis://127.0.0.1:1', commandTimeout: 100 });
+    try {
+      const answer = await get(down, '/orders/7');
+      expect(answer.status).toBe(503);
+      expect(JSON.parse(answer.text)).toMatchObject({ code: 'LOCK_UNAVAILABLE' });
+    } finally {
+      await down.close();
+    }
+  });
+
+  it('is answered without Retry-After where the application wants no filter of ours', async () => {
+    const plain = await start(adapter, { httpErrors: false });
+    try {
+      await using _lock = await plain.get(LockService).acquire('order:9');
+      expect(await get(plain, '/orders/9')).toMatchObject({ status: 423, retryAfter: null });
+    } finally {
+      await plain.close();
+    }
+  });
+
+  it("is answered by the application's own filter, if it has one", async () => {
+    @Catch(HttpException)
+    class OwnFilter implements ExceptionFilter {
+      catch(exception: HttpException, host: ArgumentsHost): void {
+        const response = host
+          .switchToHttp()
+          .getResponse<{ status(code: number): { send(body: string): void } }>();
+        response
+          .status(exception.getStatus())
+          .send(`own: ${(exception as unknown as { code: string }).code}`);
+      }
+    }
+    const own = await start(adapter, { httpErrors: false }, [new OwnFilter()]);
+    try {
+      await using _lock = await own.get(LockService).acquire('order:10');
+      expect(await get(own, '/orders/10')).toMatchObject({ status: 423, text: 'own: LOCK_NOT_ACQUIRED' });
+    } finally {
+      await own.close();
+    }
+  });
+});

@@ -1,0 +1,110 @@
+import { afterEach, beforeEach, describe, expect, it } from '@jest/globals';
+import { LockLostError, LockOutcomeUnknownError, LockUnavailableError } from '../../lib/index.js';
+import { startCountingProxy } from '../support/counting-proxy.js';
+import type { CountingProxy } from '../support/counting-proxy.js';
+import { eventually } from '../support/eventually.js';
+import { startLocks } from '../support/lock-application.js';
+import type { LockApplication } from '../support/lock-application.js';
+import { sharedRedisUrl } from '../support/redis/test-redis.js';
+
+describe('a reply that is lost', () => {
+  let proxy: CountingProxy;
+  let one: LockApplication;
+
+  beforeEach(async () => {
+    proxy = await startCountingProxy(sharedRedisUrl());
+    one = await startLocks({ url: sharedRedisUrl(), connection: proxy.url, commandTimeout: 600 });
+  });
+  afterEach(async () => {
+    proxy.passReplies();
+    await one.close();
+    await proxy.close();
+  });
+
+  const ownerKey = (resource: string) => `${one.prefix}:{${resource}}`;
+  const isFree = async (resource: string) => (await one.redis.exists(ownerKey(resource))) === 0;
+
+  it('to an acquire is asked for again, and the lock is held once', async () => {
+    await (await one.locks.acquire('warm')).release();
+    proxy.dropNextReply();
+    const lock = await one.locks.acquire('asked-again');
+    expect(await one.redis.get(ownerKey('asked-again'))).toBe(lock.token);
+    await lock.release();
+    expect(await isFree('asked-again')).toBe(true);
+  });
+
+  it('case 27: an acquire that timed out but was granted is given back', async () => {
+    await (await one.locks.acquire('warm')).release();
+    proxy.holdReplies();
+    const refusal = await one.locks.acquire('orphan').catch((error: unknown) => error);
+    expect(refusal).toBeInstanceOf(LockUnavailableError);
+    expect(await isFree('orphan')).toBe(false);
+    proxy.passReplies();
+    await eventually(() => isFree('orphan'), 1_000);
+  });
+
+  it('to a release does not hide the result, and the lock is free', async () => {
+    await (await one.locks.acquire('warm')).release();
+    const result = await one.locks.withLock('released', () => {
+      proxy.dropNextReply();
+      return 'mine';
+    });
+    expect(result).toBe('mine');
+    await eventually(() => isFree('released'), 1_000);
+  });
+
+  it('to a release that comes too late is a rejection of release(), and the lock is given back', async () => {
+    const lock = await one.locks.acquire('late-release');
+    proxy.holdReplies();
+    await expect(lock.release()).rejects.toBeInstanceOf(LockUnavailableError);
+    expect(lock.held).toBe(false);
+    proxy.passReplies();
+    await eventually(() => isFree('late-release'), 1_000);
+  });
+
+  it('case 16: to a commit that was applied is settled as a success, applied once', async () => {
+    await one.locks.withLock('settled', ({ multi }) => multi.set(one.key('warm'), 1));
+    const result = await one.locks.withLock('settled', ({ multi }) => {
+      multi.incr(one.key('settled'));
+      proxy.dropNextReply();
+      return 'mine';
+    });
+    expect(result).toBe('mine');
+    expect(await one.redis.get(one.key('settled'))).toBe('1');
+    expect(await isFree('settled')).toBe(true);
+  });
+
+  it('case 18c: to a commit that may still arrive makes sure that it never applies before it says so', async () => {
+    await one.locks.withLock('held-up', ({ multi }) => multi.set(one.key('warm'), 1));
+    proxy.holdRequestsWith('watch');
+    const verdict = await one.locks
+      .withLock('held-up', { retries: 0 }, ({ multi }) => multi.incr(one.key('held-up')))
+      .catch((error: unknown) => error);
+    expect(verdict).toBeInstanceOf(LockLostError);
+    expect(await one.redis.get(one.key('held-up'))).toBeNull();
+    proxy.passRequests();
+    await one.locks.withLock('held-up', () => 'next');
+    expect(await one.redis.get(one.key('held-up'))).toBeNull();
+  });
+
+  it('to a commit, and silence to the end of the lease, is an unknown outcome', async () => {
+    await one.locks.withLock('silent', ({ multi }) => multi.set(one.key('warm'), 1));
+    const outcome = await one.locks
+      .withLock('silent', { ttl: 700, retries: 0 }, ({ multi }) => {
+        multi.set(one.key('silent'), 1);
+        proxy.holdReplies();
+      })
+      .catch((error: unknown) => error);
+    expect(outcome).toBeInstanceOf(LockOutcomeUnknownError);
+    expect(outcome).toMatchObject({ code: 'LOCK_OUTCOME_UNKNOWN' });
+  });
+
+  it('to everything tells the holder of the loss by the end of the lease', async () => {
+    const lock = await one.locks.acquire('unreachable', { ttl: 400 });
+    const acquired = performance.now();
+    proxy.holdReplies();
+    await eventually(() => lock.signal.aborted, 1_000);
+    expect(performance.now() - acquired).toBeLessThanOrEqual(800);
+    expect(lock.signal.reason).toBeInstanceOf(LockLostError);
+  });
+});

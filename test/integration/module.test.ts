@@ -1,0 +1,249 @@
+import { Inject, Injectable, Module } from '@nestjs/common';
+import { Test } from '@nestjs/testing';
+import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
+import { Redis } from 'ioredis';
+import {
+  InjectLockService,
+  LockConfigurationError,
+  LockContext,
+  LockService,
+  RedisLockModule,
+  getLockServiceToken,
+} from '../../lib/index.js';
+import type { RedisLockModuleOptions, RedisLockOptionsFactory } from '../../lib/index.js';
+import { eventually } from '../support/eventually.js';
+import { assertNothingLeft, startLocks } from '../support/lock-application.js';
+import { sharedRedisUrl } from '../support/redis/test-redis.js';
+
+const prefix = `test-module-${process.pid}`;
+const given = () => ({ connection: sharedRedisUrl(), keyPrefix: prefix });
+
+@Injectable()
+class Factory implements RedisLockOptionsFactory {
+  createRedisLockOptions(): RedisLockModuleOptions {
+    return given();
+  }
+}
+class SettingsModule {}
+Module({
+  providers: [Factory, { provide: 'url', useFactory: () => sharedRedisUrl() }],
+  exports: [Factory, 'url'],
+})(SettingsModule);
+
+describe('RedisLockModule', () => {
+  let redis: Redis;
+  beforeAll(() => {
+    redis = new Redis(sharedRedisUrl());
+  });
+  afterAll(async () => {
+    await assertNothingLeft(redis, prefix);
+    redis.disconnect();
+  });
+
+  it.each([
+    ['forRoot', () => RedisLockModule.forRoot(given())],
+    [
+      'forRootAsync with useFactory',
+      () =>
+        RedisLockModule.forRootAsync({
+          imports: [SettingsModule],
+          inject: ['url'],
+          useFactory: async (url: string) => ({ connection: url, keyPrefix: prefix }),
+        }),
+    ],
+    ['forRootAsync with useClass', () => RedisLockModule.forRootAsync({ useClass: Factory })],
+    [
+      'forRootAsync with useExisting',
+      () => RedisLockModule.forRootAsync({ imports: [SettingsModule], useExisting: Factory }),
+    ],
+  ])('by %s gives LockService and LockContext to every module', async (_how, module) => {
+    @Injectable()
+    class User {
+      constructor(
+        readonly locks: LockService,
+        readonly context: LockContext,
+      ) {}
+    }
+    class Feature {}
+    Module({ providers: [User] })(Feature);
+    const app = await Test.createTestingModule({ imports: [module(), Feature] }).compile();
+    await app.init();
+    const { locks, context } = app.get(User, { strict: false });
+    await locks.withLock('used', ({ lock }) => expect(context.lock).toBe(lock));
+    await app.close();
+  });
+
+  const wrong: [string, unknown][] = [
+    ['ttl', 5],
+    ['ttl', '1000'],
+    ['wait', -1],
+    ['commandTimeout', 0],
+    ['commandTimeout', Infinity],
+    ['shutdownTimeout', -1],
+    ['keyPrefix', ''],
+    ['keyPrefix', 'a{b}'],
+    ['httpErrors', 'yes'],
+    ['autoExtend', 1],
+    ['maxHold', NaN],
+    ['connection', 7],
+    ['connection', []],
+    ['conection', 'redis://localhost'],
+  ];
+  it.each(wrong)('names a wrong option when it is set up: %s %p', async (name, value) => {
+    const options = { [name]: value } as RedisLockModuleOptions;
+    expect(() => RedisLockModule.forRoot(options)).toThrow(LockConfigurationError);
+    expect(() => RedisLockModule.forRoot(options)).toThrow(`"${name}"`);
+    const boot = Test.createTestingModule({
+      imports: [RedisLockModule.forRootAsync({ useFactory: () => options })],
+    }).compile();
+    await expect(boot).rejects.toThrow(`"${name}"`);
+  });
+
+  it('does not show the password of a connection that is wrong', () => {
+    const wrongConnection = ['redis://:secret@localhost'] as unknown as string;
+    expect(() => RedisLockModule.forRoot({ connection: wrongConnection })).toThrow(/"connection"/);
+    expect(() => RedisLockModule.forRoot({ connection: wrongConnection })).not.toThrow(/secret/);
+  });
+
+  it('refuses forRootAsync without a way to the options, or with two', () => {
+    expect(() => RedisLockModule.forRootAsync({})).toThrow(LockConfigurationError);
+    expect(() => RedisLockModule.forRootAsync({ useClass: Factory, useFactory: given })).toThrow(
+      LockConfigurationError,
+    );
+  });
+
+  it('gives a named instance by its name only', async () => {
+    @Injectable()
+    class User {
+      constructor(
+        @InjectLockService('a') readonly a: LockService,
+        @InjectLockService('b') readonly b: LockService,
+        @Inject(getLockServiceToken('b')) readonly alsoB: LockService,
+      ) {}
+    }
+    const app = await Test.createTestingModule({
+      imports: [
+        RedisLockModule.forRoot({ ...given(), name: 'a' }),
+        RedisLockModule.forRoot({ ...given(), name: 'b' }),
+      ],
+      providers: [User],
+    }).compile();
+    await app.init();
+    const { a, b, alsoB } = app.get(User);
+    expect(a).not.toBe(b);
+    expect(b).toBe(alsoB);
+    expect(() => app.get(LockService, { strict: false })).toThrow();
+    await using _lock = await a.acquire('shared');
+    expect(await b.tryAcquire('shared')).toBeNull();
+    await _lock.release();
+    await app.close();
+  });
+
+  it('case 33: opens two connections, however often it is used, and closes both', async () => {
+    const name = `locks-${process.pid}`;
+    const connections = async () =>
+      String(await redis.client('LIST'))
+        .split('\n')
+        .filter((line) => line.includes(` name=${name} `)).length;
+    const url = new URL(sharedRedisUrl());
+    const one = await startLocks({
+      connection: { host: url.hostname, port: Number(url.port), connectionName: name },
+    });
+    for (let i = 0; i < 5; i += 1) {
+      await one.locks.withLock('used', ({ multi }) => multi.set(one.key('used'), i));
+    }
+    expect(await connections()).toBe(2);
+    await one.close();
+    await eventually(async () => (await connections()) === 0);
+  });
+
+  it('borrows a client: carries its prefix and database over, and leaves it open', async () => {
+    const client = new Redis(sharedRedisUrl(), { db: 3, keyPrefix: 'app:' });
+    const one = await startLocks({ connection: client });
+    await one.locks.withLock('borrowed', async ({ multi, redis: shared, lock }) => {
+      expect(shared).toBe(client);
+      expect(await client.get(`${one.prefix}:{borrowed}`)).toBe(lock.token);
+      multi.set(one.key('borrowed'), 1);
+    });
+    expect(await client.get(one.key('borrowed'))).toBe('1');
+    await one.close();
+    expect(client.status).toBe('ready');
+    expect(await redis.keys(`*${one.prefix}*`)).toEqual([]); // nothing in database 0
+    const inDatabase3 = new Redis(sharedRedisUrl(), { db: 3 });
+    expect(await inDatabase3.get(`app:${one.key('borrowed')}`)).toBe('1');
+    await assertNothingLeft(inDatabase3, `app:${one.prefix}`);
+    inDatabase3.disconnect();
+    client.disconnect();
+  });
+
+  it('case 9: refuses a client that is none of ioredis, or cannot run commands', async () => {
+    const foreign = { connect: () => undefined, sendCommand: () => undefined } as unknown as Redis;
+    const boot = (connection: Redis) =>
+      Test.createTestingModule({ imports: [RedisLockModule.forRoot({ connection })] }).compile();
+    await expect(boot(foreign)).rejects.toThrow(LockConfigurationError);
+
+    const subscriber = new Redis(sharedRedisUrl(), { protocol: 2 });
+    await subscriber.subscribe('channel');
+    await expect(boot(subscriber)).rejects.toThrow(/subscriber mode/);
+    subscriber.disconnect();
+  });
+
+  it('case 31: boots without Redis, and closes without it', async () => {
+    const one = await startLocks({ connection: 'redis://127.0.0.1:1', commandTimeout: 100 });
+    await expect(one.locks.acquire('x')).rejects.toMatchObject({ code: 'LOCK_UNAVAILABLE' });
+    await one.close();
+  });
+
+  it('case 32: lets work under a lock end before it closes the connection, and refuses new locks', async () => {
+    const one = await startLocks();
+    let finish = () => undefined as void;
+    const finished = new Promise<void>((resolve) => (finish = resolve));
+    const work = one.locks.withLock('closing', async ({ multi }) => {
+      await finished;
+      multi.set(one.key('closing'), 'done');
+      return 'done';
+    });
+    await eventually(async () => (await one.redis.exists(`${one.prefix}:{closing}`)) === 1);
+    const closed = one.app.close();
+    await eventually(() =>
+      one.locks.tryAcquire('other').then(
+        async (lock) => {
+          await lock?.release();
+          return false;
+        },
+        (error: { reason: string }) => error.reason === 'shutdown',
+      ),
+    );
+    finish();
+    expect(await work).toBe('done');
+    await closed;
+    expect(await one.redis.get(one.key('closing'))).toBe('done');
+    await one.close();
+  });
+
+  it('releases locks that are still held when it is closed', async () => {
+    const one = await startLocks();
+    const lock = await one.locks.acquire('left');
+    await one.app.close();
+    expect(await one.redis.exists(`${one.prefix}:{left}`)).toBe(0);
+    expect(lock.held).toBe(false);
+    await one.close();
+  });
+
+  it('twice in one process keeps to itself', async () => {
+    const [a, b] = [await startLocks(), await startLocks()];
+    await a.locks.withLock('x', async ({ lock }) => {
+      expect(a.context.lock).toBe(lock);
+      expect(() => b.context.lock).toThrow(/outside/);
+      expect(await b.locks.withLock('x', () => 'own prefix')).toBe('own prefix');
+    });
+    await a.close();
+    expect(await b.locks.withLock('x', () => 'still there')).toBe('still there');
+    await b.close();
+  });
+
+  it('can be set up without any option', async () => {
+    expect(RedisLockModule.forRoot().global).toBe(true);
+    expect(RedisLockModule.forRoot({ isGlobal: false }).global).toBe(false);
+  });
+});

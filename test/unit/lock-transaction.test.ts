@@ -1,0 +1,75 @@
+import { describe, expect, it } from '@jest/globals';
+import { LockTransactionError } from '../../lib/index.js';
+import { CommandQueue } from '../../lib/transaction/lock-transaction.js';
+
+const queueOf = () =>
+  new CommandQueue(
+    new Set(['set', 'setBuffer', 'incr', 'discard', 'select', 'subscribe']),
+    ['r'],
+    () => undefined,
+  );
+type Loose = Record<string, (...args: unknown[]) => unknown>;
+
+describe('commands queued under a lock', () => {
+  it('are kept in order, as they were called', () => {
+    const queue = queueOf();
+    queue.multi.set('a', 1).incr('b').call('SET', 'c', '2');
+    queue.multi.setBuffer('d', Buffer.from('x'), 'GET');
+    expect(queue.take()).toEqual([
+      { method: 'set', args: ['a', 1] },
+      { method: 'incr', args: ['b'] },
+      { method: 'call', args: ['SET', 'c', '2'] },
+      { method: 'setBuffer', args: ['d', Buffer.from('x'), 'GET'] },
+    ]);
+    expect(queue.take()).toEqual([]);
+  });
+
+  // prettier-ignore
+  const refused = [
+    'EXEC', 'DISCARD', 'MULTI', 'WATCH', 'UNWATCH', 'RESET', 'QUIT', 'SELECT', 'HELLO', 'AUTH', 'CLIENT', 'SCRIPT',
+    'MONITOR', 'SUBSCRIBE', 'PSUBSCRIBE', 'SSUBSCRIBE', 'UNSUBSCRIBE', 'BLPOP', 'BLMOVE', 'WAIT', 'CONFIG', 'SHUTDOWN',
+  ];
+  it.each(refused)('case 18d: refuse %s at once, and the commit even if that is caught', (command) => {
+    for (const call of [
+      (multi: Loose) => multi[command.toLowerCase()]?.('x'),
+      (multi: Loose) => multi['call']?.(command, 'x'),
+      (multi: Loose) => multi['call']?.(` ${command.toLowerCase()} `, ['x']),
+      (multi: Loose) => multi['callBuffer']?.(command),
+      (multi: Loose) => multi[`${command.toLowerCase()}Buffer`]?.('x'),
+    ]) {
+      const queue = queueOf();
+      queue.multi.set('a', 1);
+      expect(() => call(queue.multi as unknown as Loose)).toThrow(LockTransactionError);
+      queue.multi.set('b', 1);
+      expect(() => queue.take()).toThrow(LockTransactionError);
+    }
+  });
+
+  it.each(['exec', 'execBuffer', 'pipeline', 'addBatch', 'nonsense', 'length', 'sendCommand', '_queue'])(
+    'refuse what is no command: %s',
+    (name) => {
+      const queue = queueOf();
+      expect(() => (queue.multi as unknown as Loose)[name]?.()).toThrow(LockTransactionError);
+    },
+  );
+
+  it('refuse to be awaited, and say where to read', async () => {
+    const queue = queueOf();
+    const awaited = (async () => await (queue.multi.set('a', 1) as unknown as Promise<unknown>))();
+    await expect(awaited).rejects.toMatchObject({
+      code: 'LOCK_TRANSACTION_FAILED',
+      applied: 'none',
+      message: expect.stringContaining('`redis`'),
+    });
+    expect(() => queue.take()).toThrow(LockTransactionError);
+  });
+
+  it('refuse a callback, which would hear QUEUED', () => {
+    const queue = queueOf();
+    expect(() => queue.multi.set('a', 1, () => undefined)).toThrow(/callback/);
+  });
+
+  it('can be looked at by a logger', () => {
+    expect(() => String(Object.prototype.toString.call(queueOf().multi))).not.toThrow();
+  });
+});
