@@ -1,0 +1,4 @@
+export interface Order {
+  seat: number;
+  buyer: string;
+}
