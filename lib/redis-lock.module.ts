@@ -1,6 +1,7 @@
-import { Module } from '@nestjs/common';
-import type { DynamicModule, Provider } from '@nestjs/common';
-import { APP_FILTER, HttpAdapterHost } from '@nestjs/core';
+import { Inject, Module } from '@nestjs/common';
+import type { DynamicModule, ExceptionFilter, Provider } from '@nestjs/common';
+import { HttpAdapterHost, ModuleRef } from '@nestjs/core';
+import type { ApplicationConfig } from '@nestjs/core';
 import { getLockServiceToken } from './decorators/inject-lock-service.js';
 import { LockConfigurationError } from './errors/lock.errors.js';
 import { LockExceptionFilter } from './errors/lock-exception.filter.js';
@@ -10,7 +11,7 @@ import type { ASYNC_OPTIONS_TYPE, OPTIONS_TYPE } from './redis-lock.module-defin
 import { resolveModuleOptions } from './redis-lock.options.js';
 import type { RedisLockModuleOptions, ResolvedModuleOptions } from './redis-lock.options.js';
 import { LockContext } from './transaction/lock-context.js';
-import { CurrentLockContext, LockScopes } from './transaction/lock-scope.js';
+import { CurrentLockContext, LockScopes } from './transaction/lock-scopes.js';
 
 /**
  * One for the whole application, however many lock services it has: LockContext speaks for the innermost scope,
@@ -38,16 +39,26 @@ const RESOLVED_OPTIONS: unique symbol = Symbol('ResolvedRedisLockModuleOptions')
  */
 @Module({})
 export class RedisLockModule extends ConfigurableModuleClass {
+  /** Called by Nest. */
+  constructor(
+    @Inject(RESOLVED_OPTIONS) { httpErrors }: ResolvedModuleOptions,
+    moduleRef: ModuleRef,
+    host: HttpAdapterHost,
+  ) {
+    super();
+    if (httpErrors) registerLast(moduleRef, new LockExceptionFilter(host.httpAdapter));
+  }
+
   /** @throws LockConfigurationError naming the option that is wrong */
   static override forRoot(options: typeof OPTIONS_TYPE = {}): DynamicModule {
-    const { isGlobal: _isGlobal, name, ...own } = options;
+    const { isGlobal: _isGlobal, name, ...own } = assertObject(options, 'forRoot');
     resolveModuleOptions(own);
     return withLockService(super.forRoot(options), name);
   }
 
   /** Options that turn out to be wrong fail the boot, with a LockConfigurationError naming the option. */
   static override forRootAsync(options: typeof ASYNC_OPTIONS_TYPE): DynamicModule {
-    const { useFactory, useClass, useExisting } = options;
+    const { useFactory, useClass, useExisting } = assertObject(options, 'forRootAsync');
     if ([useFactory, useClass, useExisting].filter((way) => way !== undefined).length !== 1) {
       throw new LockConfigurationError(
         'RedisLockModule.forRootAsync needs exactly one of useFactory, useClass and useExisting',
@@ -55,6 +66,13 @@ export class RedisLockModule extends ConfigurableModuleClass {
     }
     return withLockService(super.forRootAsync(options), options.name);
   }
+}
+
+function assertObject<Options extends object>(options: Options, method: string): Options {
+  if (typeof options === 'object' && options !== null) return options;
+  throw new LockConfigurationError(
+    `The options of RedisLockModule.${method} must be an object; got ${options}`,
+  );
 }
 
 function withLockService(definition: DynamicModule, name: string | undefined): DynamicModule {
@@ -71,13 +89,7 @@ function withLockService(definition: DynamicModule, name: string | undefined): D
     {
       provide: token,
       inject: [RESOLVED_OPTIONS, LockScopes],
-      useFactory: (options: ResolvedModuleOptions, scopes: LockScopes) => new LockService(options, scopes),
-    },
-    {
-      provide: APP_FILTER,
-      inject: [RESOLVED_OPTIONS, HttpAdapterHost],
-      useFactory: ({ httpErrors }: ResolvedModuleOptions, host: HttpAdapterHost) =>
-        httpErrors ? new LockExceptionFilter(host.httpAdapter) : undefined,
+      useFactory: (options: ResolvedModuleOptions, scopes: LockScopes) => LockService.create(options, scopes),
     },
   ];
   return {
@@ -86,4 +98,14 @@ function withLockService(definition: DynamicModule, name: string | undefined): D
     providers: [...(definition.providers ?? []), ...providers],
     exports: [...(definition.exports ?? []), token, LockScopeModule],
   };
+}
+
+/**
+ * Nest asks global filters from the last one registered to the first, and an APP_FILTER of a module that is imported
+ * counts as later than the application's own: it would keep our errors from them. Hence the front of the list, which
+ * Nest shows to nobody but its own classes.
+ */
+function registerLast(moduleRef: ModuleRef, filter: ExceptionFilter): void {
+  const { container } = moduleRef as unknown as { container: { applicationConfig: ApplicationConfig } };
+  container.applicationConfig.getGlobalFilters().unshift(filter);
 }

@@ -20,12 +20,14 @@ export interface RedisLockModuleOptions {
   keyPrefix?: string;
   /** ms a lease lasts without renewal, an integer of at least 10. Default: 10 000. */
   ttl?: number;
-  /** ms to wait for a busy lock; 0 gives up at once, and so far nothing else can be asked for. Default: 0. */
+  /** ms to wait for a busy lock; 0 gives up at once, Infinity waits until aborted. Default: 0. */
   wait?: number;
   /** Renew the lease while the work runs. Default: true. */
   autoExtend?: boolean;
   /** ms after which renewal stops. Default: Infinity. */
   maxHold?: number;
+  /** Waiters per resource, of all processes, before new ones are refused. Default: Infinity. */
+  maxWaiters?: number;
   /** ms any one Redis round trip may take. Default: 2 000. */
   commandTimeout?: number;
   /** ms that app.close() waits for work under locks. Default: 10 000. */
@@ -47,6 +49,8 @@ export interface AcquireOptions {
   autoExtend?: boolean;
   /** ms, see {@link RedisLockModuleOptions.maxHold}. */
   maxHold?: number;
+  /** ms: released no sooner than this after acquisition, without keeping the caller. Default: 0. */
+  minHold?: number;
   /** Hash tag to use instead of the resource, so that several locks share a cluster slot. */
   slot?: string;
   /** Stops waiting. */
@@ -72,6 +76,7 @@ const DEFAULTS: ResolvedModuleOptions = {
   wait: 0,
   autoExtend: true,
   maxHold: Infinity,
+  maxWaiters: Infinity,
   commandTimeout: 2_000,
   shutdownTimeout: 10_000,
   httpErrors: true,
@@ -104,9 +109,10 @@ const ACQUIRE_CHECKS: Record<keyof AcquireOptions, Check> = {
     `an integer of ms from 10 to ${MAX_TTL}`,
     (value) => Number.isSafeInteger(value) && value >= 10 && value <= MAX_TTL,
   ),
-  wait: number('0: waiting in line is not available yet', (value) => value === 0),
+  wait: unboundedMilliseconds,
   autoExtend: boolean,
   maxHold: unboundedMilliseconds,
+  minHold: milliseconds,
   slot: tag,
   signal: (value) =>
     typeof value === 'object' && value !== null && 'aborted' in value && 'addEventListener' in value
@@ -128,6 +134,7 @@ const MODULE_CHECKS: Record<keyof RedisLockModuleOptions, Check> = {
   wait: ACQUIRE_CHECKS.wait,
   autoExtend: boolean,
   maxHold: ACQUIRE_CHECKS.maxHold,
+  maxWaiters: number('a number of waiters, 0 or more, or Infinity', (value) => value >= 0),
   commandTimeout: number('a finite number of ms above 0', (value) => value > 0 && value < Infinity),
   shutdownTimeout: milliseconds,
   httpErrors: boolean,
@@ -138,7 +145,7 @@ const MODULE_CHECKS: Record<keyof RedisLockModuleOptions, Check> = {
  *
  * @throws LockConfigurationError naming the option.
  */
-export function resolveModuleOptions(options: RedisLockModuleOptions = {}): ResolvedModuleOptions {
+export function resolveModuleOptions(options: RedisLockModuleOptions): ResolvedModuleOptions {
   check('RedisLockModule', MODULE_CHECKS, options);
   const given = Object.entries(options).filter(([, value]) => value !== undefined);
   return { ...DEFAULTS, ...(Object.fromEntries(given) as RedisLockModuleOptions) };

@@ -49,13 +49,20 @@ export function WithLock<const Key extends LockKey>(
 ): LockDecorator<Key> {
   return (target, propertyKey, descriptor) => {
     const method: unknown = descriptor.value;
-    const described = `@WithLock on ${target.constructor.name}.${String(propertyKey)}`;
+    const owner = typeof target === 'function' ? target : target.constructor;
+    const described = `@WithLock on ${owner.name}.${String(propertyKey)}`;
     if (typeof method !== 'function')
       throw new LockConfigurationError(`${described}: only a method can be locked`);
     const original = method as (...args: unknown[]) => unknown;
 
+    if (typeof options !== 'object' || options === null) {
+      throw new LockConfigurationError(`${described}: the options must be an object; got ${options}`);
+    }
     const { instance, ...lockOptions } = options;
     checkWithLockOptions(lockOptions, described);
+    if (instance !== undefined && (typeof instance !== 'string' || instance === '')) {
+      throw new LockConfigurationError(`${described}: option "instance" must be a string, not empty`);
+    }
     const keyOfCall = compileKey(key, described, () => parameterNames(original));
     const service = injectService(target, instance);
 

@@ -15,6 +15,9 @@ interface Placeholder {
   readonly path: readonly string[];
 }
 
+/** Undefined: the method's source cannot be read. */
+type NamesOfParameters = () => readonly (string | undefined)[] | undefined;
+
 /** Where the method is, for messages. */
 export type Described = string;
 
@@ -24,11 +27,7 @@ export type Described = string;
  * @param parameters names of the method's parameters, asked for only when a placeholder has a name
  * @throws LockConfigurationError for a placeholder that binds to nothing, naming method and placeholder
  */
-export function compileKey(
-  key: LockKey,
-  method: Described,
-  parameters: () => readonly (string | undefined)[],
-): KeyOfCall {
+export function compileKey(key: LockKey, method: Described, parameters: NamesOfParameters): KeyOfCall {
   if (typeof key === 'function') return (args) => checked(key(...(args as never[])), method);
   const templates: readonly unknown[] = typeof key === 'string' ? [key] : key;
   if (!Array.isArray(templates) || templates.length === 0) {
@@ -51,7 +50,7 @@ function checked(resource: Resource, method: Described): Resource {
 function compileTemplate(
   template: unknown,
   method: Described,
-  parameters: () => readonly (string | undefined)[],
+  parameters: NamesOfParameters,
 ): (args: readonly unknown[]) => string {
   if (typeof template !== 'string' || template === '') {
     throw new LockConfigurationError(`${method}: a key template must be a string, not empty`);
@@ -63,30 +62,35 @@ function compileTemplate(
       `${method}: "${template}" has a '<', '>', '{' or '}' that belongs to no placeholder like <id>`,
     );
   }
+  const separators = parts.filter((_part, i) => i % 2 === 0).slice(1, -1);
+  if (separators.includes('')) {
+    throw new LockConfigurationError(
+      `${method}: "${template}" needs something between its placeholders: 'ab', 'c' would be 'a', 'bc'`,
+    );
+  }
+  const beginnings = new Set(separators.map((separator) => [...separator][0] ?? ''));
   const placeholders = parts.map((part, i) =>
     i % 2 === 1 ? bind(part, template, method, parameters) : undefined,
   );
-  return (args) =>
-    parts
-      .map((part, i) => (placeholders[i] ? valueOf(placeholders[i], args, template, method) : part))
-      .join('');
+  const fill = (placeholder: Placeholder, args: readonly unknown[]) =>
+    encode(valueOf(placeholder, args, template, method), beginnings);
+  return (args) => parts.map((part, i) => (placeholders[i] ? fill(placeholders[i], args) : part)).join('');
 }
 
-function bind(
-  text: string,
-  template: string,
-  method: Described,
-  parameters: () => readonly (string | undefined)[],
-): Placeholder {
+function bind(text: string, template: string, method: Described, parameters: NamesOfParameters): Placeholder {
   const [name = '', ...path] = text.split('.');
   if ([name, ...path].includes('')) {
     throw new LockConfigurationError(`${method}: placeholder <${text}> of "${template}" has an empty name`);
   }
   if (/^\d+$/.test(name)) return { text, index: Number(name), path };
-  const index = parameters().indexOf(name);
+  const names = parameters();
+  const index = names?.indexOf(name) ?? -1;
   if (index === -1) {
+    const why = names
+      ? 'binds to no parameter'
+      : "binds to nothing, since the method's source cannot be read";
     throw new LockConfigurationError(
-      `${method}: placeholder <${text}> of "${template}" binds to no parameter; write <0> for the first one`,
+      `${method}: placeholder <${text}> of "${template}" ${why}; write <0> for the first parameter`,
     );
   }
   return { text, index, path };
@@ -118,13 +122,20 @@ function valueOf(
       `${method}: <${placeholder.text}> of "${template}" must be a string, number, bigint or boolean; got ${got}`,
     );
   }
-  return encode(String(value));
+  return String(value);
 }
 
-/** So that two different lists of values never make the same resource, and none leaves its hash tag. */
-function encode(value: string): string {
-  return value.replace(/[\s:{}<>%\p{Cc}\p{Cs}]/gu, (character) =>
+/**
+ * So that two different lists of values never make the same resource, and none leaves its hash tag: in a value,
+ * nothing is left that begins a separator of its template.
+ */
+function encode(value: string, special: ReadonlySet<string>): string {
+  return value.replace(/./gsu, (character) => {
     // Half of a surrogate pair has no UTF-8 of its own: unencoded, all of them would look the same to Redis.
-    /\p{Cs}/u.test(character) ? `%u${character.charCodeAt(0).toString(16)}` : encodeURIComponent(character),
-  );
+    if (/\p{Cs}/u.test(character)) return `%u${character.charCodeAt(0).toString(16)}`;
+    if (!special.has(character) && !/[\s:{}<>%\p{Cc}]/u.test(character)) return character;
+    return [...Buffer.from(character)]
+      .map((byte) => `%${byte.toString(16).toUpperCase().padStart(2, '0')}`)
+      .join('');
+  });
 }

@@ -1,13 +1,14 @@
-import { LockLostError } from '../errors/lock.errors.js';
-import { MAX_TIMER_DELAY } from '../redis/deadline.js';
-import type { LockStore, Release } from '../redis/lock-store.js';
-import { now } from './lease.js';
-import type { Instant, Lease } from './lease.js';
+import { LockLostError, LockUnavailableError } from '../errors/lock.errors.js';
+import { Alarm, MAX_TIMER_DELAY } from '../redis/deadline.js';
+import type { Claim, LockStore, Release } from '../redis/lock-store.js';
+import { now } from '../redis/instant.js';
+import type { Instant } from '../redis/instant.js';
+import type { Lease } from './lease.js';
 
 /** Renewals due within this part of their ttl go along with the ones that are due now. */
 const BATCH_WINDOW = 1 / 30;
 /** Leases renewed in one round trip: more would hold up Redis for others. */
-const BATCH_SIZE = 500;
+const BATCH_SIZE = 1_000;
 /** ms until a renewal that failed is tried again. */
 const RETRY_PAUSE = 50;
 
@@ -21,6 +22,8 @@ export class LeaseKeeper {
   #timer: NodeJS.Timeout | undefined;
   #timerDueAt = Infinity;
   #renewing = false;
+  /** Released by their holders, but not before their minHold is over. */
+  readonly #heldBack = new Map<Lease, Alarm>();
 
   constructor(store: LockStore) {
     this.#store = store;
@@ -38,14 +41,17 @@ export class LeaseKeeper {
   }
 
   /**
-   * Gives the lease up in Redis. From the call on it counts as released here.
+   * Gives the lease up in Redis. From the call on it counts as released here. Before its minHold is over, it is only
+   * shortened to that, and given up then.
    *
    * @throws LockUnavailableError when Redis could not be asked; the lock is then given back as soon as it answers.
    */
   async release(lease: Lease): Promise<Release> {
+    if (lease.state !== 'held') return 'not ours';
     this.markReleased(lease);
+    const { minHoldLeft } = lease;
     try {
-      return await this.#store.release(lease);
+      return await (minHoldLeft > 0 ? this.#releaseLater(lease, minHoldLeft) : this.#store.release(lease));
     } catch (error) {
       this.#store.giveBack(lease, lease.ttl);
       throw error;
@@ -64,16 +70,26 @@ export class LeaseKeeper {
    * @throws LockLostError when it is not held any more
    * @throws LockUnavailableError
    */
-  async extend(lease: Lease, ttl: number): Promise<void> {
+  extend(lease: Lease, ttl: number): Promise<void> {
+    // One after the other: what Redis did last has to be what is believed here.
+    const extended = lease.extended.catch(() => undefined).then(() => this.#extend(lease, ttl));
+    lease.extended = extended;
+    return extended;
+  }
+
+  async #extend(lease: Lease, ttl: number): Promise<void> {
     const sent = now();
     if (lease.remaining > 0) {
       // A shorter lease counts from now on, whatever becomes of the reply.
       if (ttl < lease.remaining) this.#restart(lease, ttl, sent);
       this.pauseRenewal(lease); // one with the old ttl must not overtake
       try {
-        const [renewal] = await this.#store.renew([{ token: lease.token, keys: lease.keys, ttl }]);
+        const [renewal] = await this.#store.renew([{ ...claimOf(lease), ttl }]);
         if (renewal === 'lost') this.lose(lease, 'it has another owner, or none');
         if (renewal === 'renewed' && lease.state === 'held') return this.#restart(lease, ttl, sent);
+        if (renewal === 'failed') {
+          throw new LockUnavailableError('Redis could not renew the lock', { resources: lease.resources });
+        }
       } finally {
         this.resumeRenewal(lease);
       }
@@ -100,14 +116,33 @@ export class LeaseKeeper {
     this.#leases.delete(lease);
     if (lease.state !== 'held') return;
     lease.state = 'lost';
-    lease.onLost?.(reason);
+    for (const listener of lease.lossListeners) listener(reason);
     this.#store.giveBack(lease, lease.ttl);
   }
 
-  /** Ends the timer. Leases still held run out by themselves. */
+  /** Takes the lease away from a holder that did not end in time, and tells it. A minHold is kept. Never rejects. */
+  async revoke(lease: Lease): Promise<void> {
+    if (lease.minHoldLeft === 0) this.lose(lease, 'the application was closed');
+    else await this.release(lease).catch(() => undefined); // it ends by itself
+  }
+
+  /** Ends the timers. Leases still held, or held back, run out by themselves. */
   close(): void {
     clearTimeout(this.#timer);
+    for (const alarm of this.#heldBack.values()) alarm.clear();
+    this.#heldBack.clear();
     this.#timerDueAt = -Infinity; // no later wake-up is ever earlier than this
+  }
+
+  async #releaseLater(lease: Lease, ms: number): Promise<Release> {
+    const alarm = new Alarm(() => {
+      this.#heldBack.delete(lease);
+      this.#store.giveBack(lease, ms);
+    });
+    this.#heldBack.set(lease, alarm);
+    alarm.set(performance.now() + ms);
+    const [shortened] = await this.#store.renew([{ ...claimOf(lease), ttl: Math.ceil(ms) }]);
+    return shortened === 'lost' ? 'not ours' : 'released';
   }
 
   #restart(lease: Lease, ttl: number, measuredFrom: Instant): void {
@@ -160,7 +195,9 @@ export class LeaseKeeper {
 
   async #renewBatch(batch: readonly Lease[]): Promise<void> {
     const sent = now();
-    const renewals = await this.#store.renew(batch).catch(() => undefined);
+    // A reply that is missing must not use up the time in which another try could save the lease.
+    const patience = Math.min(...batch.map(({ ttl }) => ttl)) / 3;
+    const renewals = await this.#store.renew(batch, patience).catch(() => undefined);
     batch.forEach((lease, index) => {
       const renewal = renewals?.[index];
       if (renewal === 'lost') this.lose(lease, 'it has another owner, or none');
@@ -176,4 +213,8 @@ export class LeaseKeeper {
     }
     return next;
   }
+}
+
+function claimOf({ token, keys }: Lease): Claim {
+  return { token, keys };
 }

@@ -1,22 +1,22 @@
+import { elapsedSince } from '../redis/instant.js';
+import type { Instant } from '../redis/instant.js';
 import type { Claim } from '../redis/lock-store.js';
 import type { ResourceKeys } from '../redis/lock-keys.js';
 
-/** An instant on both clocks: the monotonic one stands still while a machine sleeps, the wall clock can jump. */
-export interface Instant {
-  readonly monotonic: number;
-  readonly wall: number;
-}
-
-export function now(): Instant {
-  return { monotonic: performance.now(), wall: Date.now() };
-}
-
-/** ms since the instant; the larger of the two clocks' words, so that a lease is never believed in for too long. */
-export function elapsedSince(instant: Instant): number {
-  return Math.max(performance.now() - instant.monotonic, Date.now() - instant.wall);
-}
-
 export type LeaseState = 'held' | 'lost' | 'released';
+
+/** What a lease was taken for. Times are in ms. */
+export interface LeaseTerms {
+  /** When the request for it was sent. */
+  readonly acquired: Instant;
+  readonly ttl: number;
+  /** Default: true. */
+  readonly autoExtend?: boolean;
+  /** Renewal stops after it. Default: Infinity. */
+  readonly maxHold?: number;
+  /** It is given up no sooner. Default: 0. */
+  readonly minHold?: number;
+}
 
 /** A lease as this process knows it. LeaseKeeper alone changes it. */
 export class Lease implements Claim {
@@ -27,22 +27,26 @@ export class Lease implements Claim {
   measuredFrom: Instant;
   /** Above 0, no renewal is sent: one between WATCH and EXEC would make Redis refuse the commit. */
   renewalPauses = 0;
+  /** The last extension that was asked for. */
+  extended: Promise<void> = Promise.resolve();
   /** How many commits were sent under it. */
   commits = 0;
   /** Called once, when the lease was lost. */
-  onLost: ((reason: string) => void) | undefined;
+  readonly lossListeners = new Set<(reason: string) => void>();
+
+  readonly #acquired: Instant;
+  readonly #terms: LeaseTerms;
 
   constructor(
     readonly token: string,
     readonly keys: readonly ResourceKeys[],
     readonly fencingTokens: readonly number[],
-    ttl: number,
-    /** When renewal stops, on the monotonic clock; -Infinity: never renewed. */
-    readonly renewUntil: number,
-    acquired: Instant,
+    terms: LeaseTerms,
   ) {
-    this.ttl = ttl;
-    this.measuredFrom = acquired;
+    this.ttl = terms.ttl;
+    this.measuredFrom = terms.acquired;
+    this.#acquired = terms.acquired;
+    this.#terms = terms;
   }
 
   get resources(): readonly string[] {
@@ -57,8 +61,14 @@ export class Lease implements Claim {
 
   /** ms until renewal is due, after a third of the ttl; Infinity when there will be none. */
   get renewalDueIn(): number {
-    if (this.state !== 'held' || this.renewalPauses > 0 || performance.now() >= this.renewUntil)
-      return Infinity;
+    const { autoExtend = true, maxHold = Infinity } = this.#terms;
+    if (!autoExtend || this.state !== 'held' || this.renewalPauses > 0) return Infinity;
+    if (performance.now() - this.#acquired.monotonic >= maxHold) return Infinity;
     return Math.max(0, this.ttl / 3 - elapsedSince(this.measuredFrom));
+  }
+
+  /** ms it has to be held still, whatever its holder says. */
+  get minHoldLeft(): number {
+    return Math.max(0, (this.#terms.minHold ?? 0) - (performance.now() - this.#acquired.monotonic));
   }
 }

@@ -17,14 +17,19 @@ import type {
 import { Connections } from '../redis/connections.js';
 import { within } from '../redis/deadline.js';
 import { normaliseResources, resourceKeys } from '../redis/lock-keys.js';
+import type { ResourceKeys } from '../redis/lock-keys.js';
 import { LockStore } from '../redis/lock-store.js';
 import { GuardedCommit } from '../transaction/guarded-commit.js';
-import type { LockScopes } from '../transaction/lock-scope.js';
+import type { LockScope } from '../transaction/lock-scope.js';
+import type { LockScopes } from '../transaction/lock-scopes.js';
 import { LockedWork } from '../transaction/locked-work.js';
 import type { Grant, Work } from '../transaction/locked-work.js';
-import { Lease, now } from './lease.js';
+import { Acquirer } from './acquirer.js';
+import { HandOverWatch } from './hand-over-watch.js';
+import { Lease } from './lease.js';
 import { LeaseKeeper } from './lease-keeper.js';
 import { Lock } from './lock.js';
+import { WaitingRoom } from './waiting-room.js';
 
 const DEFAULT_RETRIES = 3;
 
@@ -39,32 +44,57 @@ export class LockService
   readonly #connections: Connections;
   readonly #store: LockStore;
   readonly #keeper: LeaseKeeper;
+  readonly #room: WaitingRoom;
+  readonly #handOvers: HandOverWatch;
+  readonly #acquirer: Acquirer;
+  readonly #scopes: LockScopes;
   readonly #work: LockedWork;
   readonly #logger = new Logger(LockService.name);
-  /** Part of every token: tells Redis whose it is. */
-  readonly #clientId = randomBytes(12).toString('base64url');
   readonly #running = new Set<Promise<unknown>>();
-  #sequence = 0;
-  #refusing = false;
+  #refused: 'nothing' | 'outside of scopes' | 'everything' = 'nothing';
   #closed: Promise<void> | undefined;
 
-  /** @internal RedisLockModule makes it. */
-  constructor(options: ResolvedModuleOptions, scopes: LockScopes) {
+  private constructor(options: ResolvedModuleOptions, scopes: LockScopes) {
     const { commandTimeout } = options;
+    // Part of every token: tells Redis whose it is.
+    const clientId = randomBytes(12).toString('base64url');
+    let sequence = 0;
     this.#options = options;
-    this.#connections = new Connections(options, (error) =>
-      this.#logger.warn(`Redis connection: ${error.message}`),
-    );
-    const { client } = this.#connections;
-    this.#store = new LockStore(client, commandTimeout);
+    this.#scopes = scopes;
+    this.#connections = new Connections(options, clientId, {
+      onOutage: (error) => this.#logger.warn(`Redis connection: ${error.message}`),
+      onWakeUp: (token) => this.#room.told(token),
+      onSubscribed: () => this.#room.askAll(),
+    });
+    const { client, scripts } = this.#connections;
+    this.#store = new LockStore(scripts, commandTimeout);
     this.#keeper = new LeaseKeeper(this.#store);
-    const commits = new GuardedCommit(this.#store, this.#connections, this.#keeper, commandTimeout);
-    const commands = new Set(client.getBuiltinCommands().flatMap((name) => [name, `${name}Buffer`]));
-    this.#work = new LockedWork(this.#keeper, commits, scopes, client, commands, this.#logger);
+    this.#room = new WaitingRoom(this.#store, () => this.#connections.subscribed(), commandTimeout);
+    this.#handOvers = new HandOverWatch(this.#store);
+    this.#acquirer = new Acquirer(
+      this.#store,
+      this.#room,
+      this.#keeper,
+      (ttl) => `${clientId}:${++sequence}:${ttl}`,
+    );
+    this.#work = new LockedWork({
+      service: this,
+      keeper: this.#keeper,
+      commits: new GuardedCommit(this.#store, this.#connections, this.#keeper, commandTimeout),
+      scopes,
+      redis: client,
+      knownCommands: new Set(client.getBuiltinCommands().flatMap((name) => [name, `${name}Buffer`])),
+      logger: this.#logger,
+    });
+  }
+
+  /** @internal For RedisLockModule. */
+  static create(options: ResolvedModuleOptions, scopes: LockScopes): LockService {
+    return new LockService(options, scopes);
   }
 
   /**
-   * Takes the lock if it is free at this moment. Never waits.
+   * Takes the lock if it is free at this moment and nobody waits for it. Never waits itself.
    *
    * @returns null when somebody else holds it
    * @throws LockUnavailableError, LockConfigurationError; LockNotAcquiredError (aborted, shutdown)
@@ -72,7 +102,7 @@ export class LockService
   async tryAcquire(resource: Resource, options?: AcquireOptions): Promise<Lock | null> {
     checkAcquireOptions(options, 'tryAcquire');
     try {
-      return (await this.#grant(resource, { ...options, wait: 0 })).lock;
+      return await this.#acquire(resource, { ...options, wait: 0 });
     } catch (error) {
       if (error instanceof LockNotAcquiredError && error.reason === 'busy') return null;
       throw error;
@@ -80,7 +110,9 @@ export class LockService
   }
 
   /**
-   * Takes the lock. Several resources are taken all or none.
+   * Takes the lock, waiting in line for up to `wait` ms: first come, first served, across all processes. Several
+   * resources are taken all or none. Inside of a scope that holds the resource, it joins: its release then ends the
+   * join only.
    *
    * @throws LockNotAcquiredError when it is not to be had, with the reason
    * @throws LockUnavailableError when Redis cannot be asked within commandTimeout; nothing is left behind
@@ -88,7 +120,7 @@ export class LockService
    */
   async acquire(resource: Resource, options?: AcquireOptions): Promise<Lock> {
     checkAcquireOptions(options);
-    return (await this.#grant(resource, options)).lock;
+    return this.#acquire(resource, options ?? {});
   }
 
   /**
@@ -96,7 +128,8 @@ export class LockService
    * still held in that instant, and the same EXEC gives the lock up. Work that fails leaves nothing applied.
    *
    * A commit that was refused because the lock was lost runs the work again, under a new lock, up to `retries`
-   * times.
+   * times. Inside of a scope that holds the resource, the work joins that scope, one at a time, and what it queued
+   * is committed at that scope's end.
    *
    * @returns what the work returned
    * @throws the work's own error; otherwise as {@link acquire}, and LockLostError, LockTransactionError,
@@ -105,12 +138,12 @@ export class LockService
   async withLock<T>(resource: Resource, work: Work<T>): Promise<T>;
   async withLock<T>(resource: Resource, options: WithLockOptions, work: Work<T>): Promise<T>;
   async withLock<T>(resource: Resource, ...rest: [Work<T>] | [WithLockOptions, Work<T>]): Promise<T> {
-    const [options, work] = rest.length === 1 ? [{}, rest[0]] : rest;
+    const [options = {}, work] = rest.length === 1 ? [{}, rest[0]] : rest;
     checkWithLockOptions(options);
     if (typeof work !== 'function') {
       throw new LockConfigurationError(`withLock needs a function to run under the lock; got ${typeof work}`);
     }
-    const run = this.#runUntilCommitted(resource, options, work);
+    const run = this.#runLocked(this.#keysOf(resource, options.slot), options, work);
     this.#running.add(run);
     try {
       return await run;
@@ -119,69 +152,116 @@ export class LockService
     }
   }
 
-  /** @internal Opens the connection for commits and tries it out. Booting never needs Redis: it may also fail. */
+  /** Called by Nest. Opens the connections and tries them out. Booting never needs Redis: that may also fail. */
   async onModuleInit(): Promise<void> {
-    await this.#connections.commitConnection().catch((error: unknown) => {
+    await this.#connections.commits.get().catch((error: unknown) => {
       this.#logger.warn(`Guarded commits are not available at the moment. ${String(error)}`);
     });
   }
 
-  /** @internal Refuses new locks from the first shutdown hook on. */
-  onModuleDestroy(): void {
-    this.#refusing = true;
+  /** Called by Nest. Sends waiters away and refuses new locks, but for those that running work needs to end. */
+  async onModuleDestroy(): Promise<void> {
+    if (this.#refused === 'nothing') this.#refused = 'outside of scopes';
+    await this.#room.close(false);
   }
 
-  /** @internal Lets the work under locks end, while the HTTP server still answers. */
+  /** Called by Nest. Lets the work under locks end, while the HTTP server still answers. */
   async beforeApplicationShutdown(): Promise<void> {
-    this.#refusing = true;
-    const ended = Promise.allSettled(this.#running);
-    await within(this.#options.shutdownTimeout, ended).catch(() => {
-      this.#logger.warn(`Work under locks still ran after ${this.#options.shutdownTimeout} ms`);
+    await this.onModuleDestroy();
+    const { shutdownTimeout } = this.#options;
+    await within(shutdownTimeout, this.#allEnded()).catch(() => {
+      this.#logger.warn(`Work under locks still ran after ${shutdownTimeout} ms`);
     });
   }
 
-  /** @internal Releases what is left and closes what this service opened. */
+  /** Called by Nest. Releases what is left and closes what this service opened. */
   onApplicationShutdown(): Promise<void> {
-    this.#refusing = true;
     this.#closed ??= this.#close();
     return this.#closed;
   }
 
-  async #runUntilCommitted<T>(resource: Resource, options: WithLockOptions, work: Work<T>): Promise<T> {
-    let grant = await this.#grant(resource, options);
+  async #allEnded(): Promise<void> {
+    while (this.#running.size > 0) await Promise.allSettled(this.#running);
+  }
+
+  async #close(): Promise<void> {
+    this.#refused = 'everything';
+    await this.#room.close(true);
+    await Promise.all([...this.#keeper.leases].map((lease) => this.#keeper.revoke(lease)));
+    this.#keeper.close();
+    this.#handOvers.close();
+    await this.#store.close();
+    await this.#connections.close();
+  }
+
+  /** @throws LockConfigurationError for a name that is no resource */
+  #keysOf(resource: Resource, slot: string | undefined): readonly ResourceKeys[] {
+    return normaliseResources(resource).map((name) => resourceKeys(this.#options.keyPrefix, name, slot));
+  }
+
+  async #acquire(resource: Resource, options: AcquireOptions): Promise<Lock> {
+    const { holders, missing } = this.#scopes.held(this, this.#keysOf(resource, options.slot));
+    const innermost = holders.at(-1);
+    if (missing.length === 0 && innermost) return Lock.of(innermost.lease, this.#keeper, true);
+    return (await this.#grant(missing, options)).lock;
+  }
+
+  async #runLocked<T>(keys: readonly ResourceKeys[], options: WithLockOptions, work: Work<T>): Promise<T> {
+    const { holders, missing } = this.#scopes.held(this, keys);
+    // Said at once, so that no holder ends before; then one after the other, the outermost first, as everybody does.
+    const visits = holders.map((holder) => holder.visit());
+    try {
+      for (const { turn } of visits) await turn;
+      const innermost = holders.at(-1);
+      if (missing.length === 0 && innermost) return await this.#work.join(innermost, work, options);
+      return await this.#runUntilCommitted(missing, holders, options, work);
+    } finally {
+      for (const visit of visits) visit.leave();
+    }
+  }
+
+  async #runUntilCommitted<T>(
+    keys: readonly ResourceKeys[],
+    holders: readonly LockScope[],
+    options: WithLockOptions,
+    work: Work<T>,
+  ): Promise<T> {
+    const borrowed = holders.map(({ lease }) => lease);
+    let grant = await this.#grant(keys, options);
     for (let retries = options.retries ?? DEFAULT_RETRIES; ; retries -= 1) {
-      const outcome = await this.#work.run(grant, work, options);
+      const outcome = await this.#work.run(grant, borrowed, work, options);
       if ('result' in outcome) return outcome.result;
-      if (retries <= 0) throw outcome.refused;
+      if (retries <= 0 || borrowed.some(({ remaining }) => remaining <= 0)) throw outcome.refused;
       try {
-        grant = await this.#grant(resource, options);
+        grant = await this.#grant(keys, options);
       } catch {
         throw outcome.refused; // the caller had the lock, and lost it: that is the news
       }
     }
   }
 
-  async #grant(resource: Resource, options: AcquireOptions = {}): Promise<Grant> {
-    const resources = normaliseResources(resource);
-    this.#assertWanted(resources, options.signal);
-    const { keyPrefix } = this.#options;
+  async #grant(keys: readonly ResourceKeys[], options: AcquireOptions): Promise<Grant> {
+    const resources = keys.map(({ resource }) => resource);
+    const { signal, minHold = 0 } = options;
+    const nested = this.#scopes.isInside;
+    this.#assertWanted(resources, signal, nested);
     const ttl = options.ttl ?? this.#options.ttl;
-    const keys = resources.map((name) => resourceKeys(keyPrefix, name, options.slot));
-    const token = `${this.#clientId}:${++this.#sequence}:${ttl}`;
-    const sent = now();
-    const reply = await this.#store.acquire({ token, keys }, ttl);
-    if (!reply.granted) {
-      const { retryAfter } = reply;
-      throw new LockNotAcquiredError('busy', {
-        resources,
-        ...(retryAfter === undefined ? {} : { retryAfter }),
-      });
-    }
+    const wait = options.wait ?? this.#options.wait;
     const autoExtend = options.autoExtend ?? this.#options.autoExtend;
-    const renewUntil = autoExtend ? sent.monotonic + (options.maxHold ?? this.#options.maxHold) : -Infinity;
-    const lease = new Lease(token, keys, reply.fencingTokens, ttl, renewUntil, sent);
+    const maxHold = options.maxHold ?? this.#options.maxHold;
+    const { maxWaiters } = this.#options;
+    const patience = { until: performance.now() + wait, maxWaiters, signal, nested };
+    const granted = await this.#acquirer.acquire(keys, ttl, wait > 0 ? patience : undefined);
+    const { claim, fencingTokens, acquired } = granted;
+    const lease = new Lease(claim.token, keys, fencingTokens, {
+      acquired,
+      ttl,
+      autoExtend,
+      maxHold,
+      minHold,
+    });
     try {
-      this.#assertWanted(resources, options.signal);
+      this.#assertWanted(resources, signal, nested);
       if (lease.remaining <= 0) {
         throw new LockUnavailableError(`The lease of ${ttl} ms was over before Redis' answer was there`, {
           resources,
@@ -191,24 +271,16 @@ export class LockService
       this.#store.giveBack(lease, ttl);
       throw error;
     }
-    const lock = new Lock(lease, this.#keeper);
+    const lock = Lock.of(lease, this.#keeper);
     this.#keeper.keep(lease);
     return { lease, lock };
   }
 
   /** @throws LockNotAcquiredError when the application closes, or the caller has aborted */
-  #assertWanted(resources: readonly string[], signal: AbortSignal | undefined): void {
-    if (this.#refusing) throw new LockNotAcquiredError('shutdown', { resources });
+  #assertWanted(resources: readonly string[], signal: AbortSignal | undefined, nested: boolean): void {
+    if (this.#refused === 'everything' || (this.#refused === 'outside of scopes' && !nested)) {
+      throw new LockNotAcquiredError('shutdown', { resources });
+    }
     if (signal?.aborted) throw new LockNotAcquiredError('aborted', { resources, cause: signal.reason });
-  }
-
-  async #close(): Promise<void> {
-    const leases = [...this.#keeper.leases];
-    const released = await Promise.allSettled(leases.map((lease) => this.#keeper.release(lease)));
-    const failed = released.filter(({ status }) => status === 'rejected').length;
-    if (failed > 0) this.#logger.warn(`${failed} locks could not be released and end with their leases`);
-    this.#keeper.close();
-    await this.#store.close();
-    await this.#connections.close();
   }
 }

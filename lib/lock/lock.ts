@@ -19,20 +19,33 @@ export class Lock implements AsyncDisposable {
   #controller: AbortController | undefined;
   #lost: LockLostError | undefined;
   #released: Promise<void> | undefined;
+  readonly #release: () => Promise<void>;
 
-  /** @internal */
-  constructor(lease: Lease, keeper: LeaseKeeper) {
+  private constructor(lease: Lease, keeper: LeaseKeeper, joined: boolean) {
     this.#lease = lease;
     this.#keeper = keeper;
+    const onLoss = (reason: string) => {
+      this.#lost = new LockLostError({ resources: this.resources, reason });
+      this.#controller?.abort(this.#lost);
+    };
+    lease.lossListeners.add(onLoss);
+    this.#release = async () => {
+      lease.lossListeners.delete(onLoss);
+      if (!joined) await keeper.release(lease);
+    };
     this.resources = lease.resources;
     this.token = lease.token;
     this.fencingTokens = new Map(
       lease.keys.map(({ resource }, i) => [resource, lease.fencingTokens[i] ?? 0]),
     );
-    lease.onLost = (reason) => {
-      this.#lost = new LockLostError({ resources: this.resources, reason });
-      this.#controller?.abort(this.#lost);
-    };
+  }
+
+  /**
+   * @internal
+   * @param joined the lease belongs to a scope that the caller runs in: a release ends this Lock only
+   */
+  static of(lease: Lease, keeper: LeaseKeeper, joined = false): Lock {
+    return new Lock(lease, keeper, joined);
   }
 
   /** Of several resources the largest one. */
@@ -56,12 +69,12 @@ export class Lock implements AsyncDisposable {
   /** Whether this process may still count on the lock. */
   get held(): boolean {
     this.#loseWhenOver();
-    return this.#lease.remaining > 0;
+    return this.remaining > 0;
   }
 
   /** ms of lease this process may still count on; 0 when lost or released. */
   get remaining(): number {
-    return this.#lease.remaining;
+    return this.#released ? 0 : this.#lease.remaining;
   }
 
   /**
@@ -69,11 +82,13 @@ export class Lock implements AsyncDisposable {
    *
    * @param ttl default: the ttl the lock has
    * @throws LockLostError when the lock was lost or released
-   * @throws LockUnavailableError when Redis could not be asked; the lease is what it was
+   * @throws LockUnavailableError when Redis could not be asked; the lease is what it was, or shorter if it was to be
    */
   async extend(ttl: number = this.#lease.ttl): Promise<void> {
     checkAcquireOptions({ ttl }, 'extend');
     this.#loseWhenOver();
+    if (this.#released)
+      throw new LockLostError({ resources: this.resources, reason: 'it was released before' });
     await this.#keeper.extend(this.#lease, ttl);
   }
 
@@ -84,7 +99,7 @@ export class Lock implements AsyncDisposable {
    * and ends with its lease in any case.
    */
   release(): Promise<void> {
-    this.#released ??= this.#keeper.release(this.#lease).then(() => undefined);
+    this.#released ??= this.#release();
     return this.#released;
   }
 

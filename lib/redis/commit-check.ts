@@ -13,7 +13,14 @@ import { resourceKeys } from './lock-keys.js';
  */
 export async function checkCommitConnection(redis: Redis, keyPrefix: string, timeout: number): Promise<void> {
   const keys = resourceKeys(keyPrefix, `check:${randomUUID()}`);
-  const request = { claim: { token: 'nobody', keys: [keys] }, id: 'nobody#1', commands: [], keep: false };
+  const request = {
+    claim: { token: 'nobody:0:0', keys: [keys] },
+    fencingToken: 0,
+    alsoHeld: [],
+    id: 'nobody:0:0#1',
+    commands: [],
+    keep: false,
+  };
   const answer = await sendCommit(redis, request, timeout, (doubtful) => doubtful.disconnect());
   if (answer.outcome !== 'lost') {
     const cause = 'error' in answer ? answer.error : undefined;
@@ -24,7 +31,7 @@ export async function checkCommitConnection(redis: Redis, keyPrefix: string, tim
   }
   try {
     await within(timeout, redis.del(keys.fence));
-    await within(timeout, redis.publish(`${keyPrefix}:wake:nobody`, ''));
+    await within(timeout, redis.publish(`${redis.options.keyPrefix ?? ''}${keyPrefix}:wake:nobody`, ''));
   } catch (error) {
     throw new LockUnavailableError(`Redis does not allow what locks need: ${String(error)}`, {
       cause: error,

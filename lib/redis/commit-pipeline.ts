@@ -1,4 +1,5 @@
-import type { Redis } from 'ioredis';
+import { ReplyError } from 'ioredis';
+import type { ChainableCommander, Redis } from 'ioredis';
 import { DeadlineError, within } from './deadline.js';
 import { FINISH, GUARD } from './lock-scripts.js';
 import { triples } from './lock-store.js';
@@ -12,6 +13,10 @@ export interface ClientCommand {
 
 export interface CommitRequest {
   readonly claim: Claim;
+  /** Of its first resource. */
+  readonly fencingToken: number;
+  /** Further claims that have to be held, and stay held whatever becomes of this commit. */
+  readonly alsoHeld: readonly Claim[];
   /** `<token>#<n>`, new for each commit. */
   readonly id: string;
   readonly commands: readonly ClientCommand[];
@@ -22,7 +27,12 @@ export interface CommitRequest {
 /** What Redis said to a commit. An error under `refused` or `unanswered` is Redis' own, or the connection's. */
 export type CommitAnswer =
   /** EXEC ran. Errors among the replies are those of commands that failed; Redis does not roll back. */
-  | { readonly outcome: 'applied'; readonly replies: readonly unknown[]; readonly released: boolean }
+  | {
+      readonly outcome: 'applied';
+      readonly replies: readonly unknown[];
+      /** What finish said of local waiters; undefined when it failed, and the lock is still there. */
+      readonly handedOver: readonly (string | number)[] | undefined;
+    }
   /** The lock is not held: nothing was applied, and this commit never will be. */
   | { readonly outcome: 'lost' }
   /** The lock was held, but a watched key changed before EXEC: nothing was applied. */
@@ -36,7 +46,7 @@ export type CommitAnswer =
 
 type Result = readonly [error: Error | null, reply?: unknown];
 
-// Places in the pipeline.
+// Places among the replies.
 const WATCH_AT = 0;
 const GUARD_AT = 1;
 const MULTI_AT = 2;
@@ -44,6 +54,21 @@ const FIRST_COMMAND_AT = 6;
 // Places in the reply of EXEC.
 const FINISH_REPLY_AT = 2;
 const FIRST_REPLY_AT = 3;
+
+/** What has to reach Redis in one piece: the guard and the first commands behind MULTI; see docs/guarded-commit.md. */
+const ONE_SEGMENT = 1_200;
+const FRAMING = 250;
+
+/**
+ * Whether the guard's answer has to be read before the transaction is sent, because both do not fit into one network
+ * segment: then the connection must not be shared meanwhile.
+ */
+export function needsTwoSteps(request: CommitRequest): boolean {
+  const { owners, guarded, fence } = namesOf(request);
+  const size = (names: readonly string[]) =>
+    names.reduce((sum, name) => sum + Buffer.byteLength(name) + 8, 0);
+  return FRAMING + GUARD.text.length + 2 * size(guarded) + size(owners) + 2 * size([fence]) > ONE_SEGMENT;
+}
 
 /**
  * Sends a guarded commit: one write, one round trip. docs/guarded-commit.md has the reasoning.
@@ -53,44 +78,87 @@ const FIRST_REPLY_AT = 3;
  * BLPOP waits on a list that never exists. Inside MULTI it is queued and answers nil; should MULTI have been
  * refused, it blocks the connection, and none of the commands behind it runs outside of a transaction.
  *
- * A connection found in a doubtful state is given to `drop`, which has to destroy it.
+ * @param redis a connection found in a doubtful state is given to `drop`, which has to destroy it
+ * @param twoSteps see {@link needsTwoSteps}; nobody else may use the connection until this has ended
  */
 export async function sendCommit(
   redis: Redis,
   request: CommitRequest,
   timeout: number,
   drop: (redis: Redis) => void,
+  twoSteps = false,
 ): Promise<CommitAnswer> {
-  const { claim, id, commands, keep } = request;
-  const first = claim.keys[0];
-  if (first === undefined) throw new RangeError('A claim without a resource cannot be committed');
-  const guarded = [...claim.keys.map(({ owner }) => owner), first.fence];
+  const { claim, fencingToken, id, commands, keep } = request;
+  const { owners, guarded, fence } = namesOf(request);
   const all = triples(claim.keys);
 
-  const pipeline = redis.pipeline();
-  pipeline.watch(...guarded);
-  pipeline.eval(GUARD.text, guarded.length, ...guarded, claim.token, id);
-  (pipeline as unknown as { multi(): unknown }).multi(); // missing in ioredis' types
-  pipeline.blpop(`${first.fence}:barrier`, 0);
-  pipeline.hset(first.fence, 'guard', id);
-  pipeline.eval(FINISH.text, all.length, ...all, claim.token, id, keep ? 1 : 0);
+  const guard = redis.pipeline();
+  guard.watch(...guarded);
+  guard.eval(GUARD.text, guarded.length, ...guarded, id, ...owners);
+  const transaction = twoSteps ? redis.pipeline() : guard;
+  (transaction as unknown as { multi(): unknown }).multi(); // missing in ioredis' types
+  transaction.blpop(`${fence}:barrier`, 0);
+  transaction.hset(fence, 'guard', id);
+  transaction.eval(FINISH.text, all.length, ...all, claim.token, id, fencingToken, keep ? 1 : 0);
   for (const { method, args } of commands) {
-    (pipeline as unknown as Record<string, (...args: readonly unknown[]) => unknown>)[method]?.(...args);
+    (transaction as unknown as Record<string, (...args: readonly unknown[]) => unknown>)[method]?.(...args);
   }
-  void pipeline.exec(); // within multi(): queues EXEC
+  void transaction.exec(); // within multi(): queues EXEC
 
-  const sent = pipeline.exec() as Promise<Result[]>;
   let late: Error | undefined;
-  const results = await within(timeout, sent).catch((error: Error) => {
-    if (!(error instanceof DeadlineError)) throw error;
-    late = error;
-    drop(redis); // settles every reply that is still missing
-    return sent;
-  });
+  const send = async (pipeline: ChainableCommander): Promise<readonly Result[]> => {
+    try {
+      const replies = pipeline.exec() as Promise<Result[]>;
+      return await within(timeout, replies).catch((error: Error) => {
+        if (!(error instanceof DeadlineError)) throw error;
+        late = error;
+        drop(redis); // settles every reply that is still missing
+        return replies;
+      });
+    } catch (error) {
+      // ioredis could not write it: what it wrote down as sent was not, and every later reply would be misread.
+      drop(redis);
+      return [[error as Error]];
+    }
+  };
+  let results = twoSteps ? await send(guard) : [];
+  if (twoSteps && !hasPassed(results)) {
+    drop(redis); // rather than UNWATCH: it is rare
+    const [error] = results[GUARD_AT] ?? results[0] ?? [];
+    return error ? { outcome: 'refused', error, failures: [] } : { outcome: 'lost' };
+  }
+  results = [...results, ...(await send(transaction))];
   const answer = read(results, commands.length, late);
   if (answer.outcome === 'unanswered' || (answer.outcome === 'refused' && !isExecAbort(answer.error)))
     drop(redis);
   return answer;
+}
+
+function namesOf({ claim, alsoHeld }: CommitRequest) {
+  const owned = [claim, ...alsoHeld].flatMap(({ token, keys }) =>
+    keys.map(({ owner }) => ({ owner, token })),
+  );
+  const fence = claim.keys[0]?.fence ?? '';
+  return {
+    owners: owned.map(({ token }) => token),
+    guarded: [...owned.map(({ owner }) => owner), fence],
+    fence,
+  };
+}
+
+function hasPassed(results: readonly Result[]): boolean {
+  const [error, guard] = results[GUARD_AT] ?? [null];
+  return error === null && Number(guard) === 1 && results[WATCH_AT]?.[1] === 'OK';
+}
+
+/** Whether the replies are where they should be; where not, nothing can be said about any of them. */
+function areInPlace(results: readonly Result[]): boolean {
+  return results
+    .slice(0, -1)
+    .every(
+      ([error, reply], i) =>
+        error !== null || i === GUARD_AT || reply === (i < FIRST_COMMAND_AT - 3 ? 'OK' : 'QUEUED'),
+    );
 }
 
 function read(results: readonly Result[], commands: number, late: Error | undefined): CommitAnswer {
@@ -98,36 +166,41 @@ function read(results: readonly Result[], commands: number, late: Error | undefi
   const [guardError, guard] = results[GUARD_AT] ?? [null];
   const [multiError] = results[MULTI_AT] ?? [null];
   const [execError, exec] = results.at(-1) ?? [null];
-  const passed = guardError === null && Number(guard) === 1;
 
   if (execError === null && Array.isArray(exec)) {
     const replies = exec.slice(FIRST_REPLY_AT) as unknown[];
-    if (!passed) return { outcome: 'unguarded', replies, error: watchError ?? guardError ?? undefined };
-    return { outcome: 'applied', replies, released: !(exec[FINISH_REPLY_AT] instanceof Error) };
-  }
-  if (execError === null) {
-    if (guardError) return { outcome: 'refused', error: guardError, failures: [] };
-    return { outcome: passed ? 'changed' : 'lost' };
+    if (!hasPassed(results))
+      return { outcome: 'unguarded', replies, error: watchError ?? guardError ?? undefined };
+    const finish: unknown = exec[FINISH_REPLY_AT];
+    const handedOver = Array.isArray(finish) ? (finish as (string | number)[]) : undefined;
+    return { outcome: 'applied', replies, handedOver };
   }
   if (multiError !== null && isReply(multiError)) {
     // Without MULTI the barrier blocks, unless it was refused as well: then the commands ran one by one.
-    if (!isReply(execError)) return { outcome: 'refused', error: multiError, failures: [] };
+    if (execError === null || !isReply(execError))
+      return { outcome: 'refused', error: multiError, failures: [] };
     const replies = results.slice(FIRST_COMMAND_AT, -1).map(([error, reply]) => error ?? reply);
     return { outcome: 'unguarded', replies, error: multiError };
   }
+  if (!areInPlace(results))
+    return { outcome: 'unanswered', error: new Error('The replies of Redis are out of step') };
+  if (execError === null) {
+    if (guardError) return { outcome: 'refused', error: guardError, failures: [] };
+    return { outcome: hasPassed(results) ? 'changed' : 'lost' };
+  }
   if (isReply(execError)) {
     const queued = results.slice(FIRST_COMMAND_AT, FIRST_COMMAND_AT + commands);
-    const failures = passed ? queued.map(([error]) => error ?? undefined) : [];
+    const failures = hasPassed(results) ? queued.map(([error]) => error ?? undefined) : [];
     const own = results.slice(0, FIRST_COMMAND_AT).find(([error]) => error !== null)?.[0];
     return { outcome: 'refused', error: own ?? execError, failures };
   }
-  if (guardError === null && Number(guard) === 0) return { outcome: 'lost' };
+  if (watchError === null && guardError === null && Number(guard) === 0) return { outcome: 'lost' };
   return { outcome: 'unanswered', error: late ?? execError };
 }
 
-/** An error that Redis answered, told by its name: `instanceof` fails between two copies of ioredis. */
+/** An error that Redis answered, first by its name: `instanceof` fails between two copies of ioredis. */
 function isReply(error: Error): boolean {
-  return error.name === 'ReplyError';
+  return error.name === 'ReplyError' || error instanceof ReplyError;
 }
 
 function isExecAbort(error: Error): boolean {

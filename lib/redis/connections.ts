@@ -1,133 +1,126 @@
 import { Cluster, Redis } from 'ioredis';
 import type { RedisOptions } from 'ioredis';
-import { LockConfigurationError, LockError, LockUnavailableError } from '../errors/lock.errors.js';
+import { LockConfigurationError } from '../errors/lock.errors.js';
 import type { ResolvedModuleOptions } from '../redis-lock.options.js';
-import { checkCommitConnection } from './commit-check.js';
-import { within } from './deadline.js';
+import { CommitConnection } from './commit-connection.js';
+import { WakeUpChannel } from './wake-up-channel.js';
 
 export type RedisClient = Redis | Cluster;
 
-type Connection = ResolvedModuleOptions['connection'];
-
 /** By default ioredis keeps the process alive for 2 s after a disconnect from a server that is not there. */
-const OWN_CONNECTION = { disconnectTimeout: 0 } as const satisfies RedisOptions;
+const OWN_CLIENT = { lazyConnect: true, disconnectTimeout: 0 } as const satisfies RedisOptions;
 
-/** What the commit connection must not inherit: it never reconnects, resends, queues or times out by itself. */
-const COMMIT_CONNECTION = {
-  ...OWN_CONNECTION,
-  lazyConnect: true,
-  retryStrategy: null,
+/** Reconnects soon and for ever. Nothing is queued while it is down: LockStore waits, and knows what was not sent. */
+const SCRIPTS_CONNECTION = {
+  ...OWN_CLIENT,
+  retryStrategy: (attempt: number) => Math.min(50 * attempt, 1_000),
   reconnectOnError: null,
   enableOfflineQueue: false,
   enableAutoPipelining: false,
-  enableReadyCheck: false,
-  autoResendUnfulfilledCommands: false,
   autoResubscribe: false,
   maxRetriesPerRequest: null,
   commandTimeout: undefined,
-  blockingTimeout: undefined,
-  disconnectTimeout: 0,
   monitor: false,
   readOnly: false,
 } as const satisfies RedisOptions;
 
+export interface ConnectionListener {
+  /** Once for each outage, not for each attempt to connect. */
+  onOutage(error: Error): void;
+  /** The lock of this token was handed over to it. */
+  onWakeUp(token: string): void;
+  /** Messages may have been lost before this. */
+  onSubscribed(): void;
+}
+
+type Connection = ResolvedModuleOptions['connection'];
+
 /**
- * The connections of one service: the client that everything immediate goes through, the user's or our own, and one
- * connection for commits, always our own, made when first needed and made anew after it was lost.
+ * The connections of one service. What users run their own commands on, their client or ours, is not what leases
+ * depend on: a command that blocks there must not hold up a renewal.
  */
 export class Connections {
+  /** For the user's own commands. */
   readonly client: RedisClient;
+  /** For the lock scripts. */
+  readonly scripts: RedisClient;
+  /** For commits, shared by all of them. */
+  readonly commits: CommitConnection;
+  /** For commits that need a connection for themselves. */
+  readonly exclusiveCommits: CommitConnection;
+  readonly #wakeUps: WakeUpChannel;
   readonly #owned: boolean;
-  readonly #keyPrefix: string;
-  readonly #commandTimeout: number;
   readonly #onError: (error: Error) => void;
   #outageReported = false;
-  #commit: Promise<Redis> | undefined;
-  #closed = false;
 
   /**
-   * @param onOutage told once for each outage, not for each attempt to connect
+   * @param clientId names the channel on which this service hears that its waiters got a lock
    * @throws LockConfigurationError for a client in subscriber mode, or of another library
    */
-  constructor(options: ResolvedModuleOptions, onOutage: (error: Error) => void) {
+  constructor(options: ResolvedModuleOptions, clientId: string, listener: ConnectionListener) {
     const { connection, keyPrefix, commandTimeout } = options;
-    this.#keyPrefix = keyPrefix;
-    this.#commandTimeout = commandTimeout;
     this.#onError = (error) => {
-      if (!this.#outageReported) onOutage(error);
+      if (!this.#outageReported) listener.onOutage(error);
       this.#outageReported = true;
     };
     const borrowed = borrowedClient(connection);
     this.#owned = borrowed === undefined;
     this.client = borrowed ?? this.#connect(connection as Exclude<typeof connection, RedisClient>);
+
+    const duplicate = (overrides: RedisOptions) => duplicateOf(this.client, overrides);
+    const commit = { duplicate, keyPrefix, timeout: commandTimeout, onError: this.#onError };
+    this.commits = new CommitConnection(commit);
+    this.exclusiveCommits = new CommitConnection(commit);
+    // Redis prefixes keys for the client, but not channels, and the scripts derive the channel from a key.
+    const channel = `${this.client.options.keyPrefix ?? ''}${keyPrefix}:wake:${clientId}`;
+    this.#wakeUps = new WakeUpChannel(duplicate, channel, {
+      onToken: listener.onWakeUp,
+      onSubscribed: listener.onSubscribed,
+      onError: this.#onError,
+    });
+    this.scripts = this.client.isCluster ? this.client : this.#watch(duplicate(SCRIPTS_CONNECTION));
   }
 
   /**
-   * The connection for commits, ready. Whoever finds it in a doubtful state calls {@link dropCommitConnection}.
+   * Resolves when hand-overs to this service's waiters would be heard.
    *
-   * @throws LockUnavailableError when there is none within commandTimeout.
+   * @throws Redis' error when it refuses the subscription
    */
-  async commitConnection(): Promise<Redis> {
-    if (this.#closed) throw new LockUnavailableError('The connections to Redis are closed');
-    this.#commit ??= this.#openCommitConnection();
-    const opened = this.#commit;
-    try {
-      const redis = await opened;
-      if (redis.status === 'ready') return redis;
-    } catch (error) {
-      if (this.#commit === opened) this.#commit = undefined;
-      if (error instanceof LockError) throw error;
-      throw new LockUnavailableError(`No connection to Redis for the commit: ${String(error)}`, {
-        cause: error,
-      });
-    }
-    if (this.#commit === opened) this.#commit = undefined;
-    return this.commitConnection();
-  }
-
-  /** Destroys the connection: every reply still pending on it is settled with an error. */
-  dropCommitConnection(redis: Redis): void {
-    this.#commit = undefined;
-    redis.disconnect();
+  async subscribed(): Promise<void> {
+    await this.#wakeUps.ready();
   }
 
   /** Closes what this service opened; a borrowed client stays as it is. */
   async close(): Promise<void> {
-    this.#closed = true;
-    const commit = await this.#commit?.catch(() => undefined); // one that never opened needs no closing
-    commit?.disconnect();
+    this.#wakeUps.close();
+    await Promise.all([this.commits.close(), this.exclusiveCommits.close()]);
+    if (this.scripts !== this.client) this.scripts.disconnect();
     if (this.#owned) this.client.disconnect();
   }
 
   #connect(connection: Exclude<Connection, RedisClient>): RedisClient {
-    let client: RedisClient;
-    if (typeof connection === 'string') client = new Redis(connection, OWN_CONNECTION);
-    else if ('nodes' in connection) client = new Cluster(connection.nodes, connection.options);
-    else client = new Redis({ ...OWN_CONNECTION, ...connection });
+    if (typeof connection === 'string') return this.#watch(new Redis(connection, OWN_CLIENT));
+    if ('nodes' in connection) return this.#watch(new Cluster(connection.nodes, connection.options));
+    return this.#watch(new Redis({ ...connection, ...OWN_CLIENT }));
+  }
+
+  #watch<Client extends RedisClient>(client: Client): Client {
     client.on('error', this.#onError);
     client.on('ready', () => (this.#outageReported = false));
     return client;
   }
+}
 
-  async #openCommitConnection(): Promise<Redis> {
-    if (this.client.isCluster) {
-      throw new LockConfigurationError('Transactions need a single Redis server so far; got a Redis Cluster');
-    }
-    const redis = (this.client as Redis).duplicate({
-      ...COMMIT_CONNECTION,
-      connectTimeout: this.#commandTimeout,
-    });
-    redis.on('error', this.#onError);
-    try {
-      await within(this.#commandTimeout, redis.connect());
-      await checkCommitConnection(redis, this.#keyPrefix, this.#commandTimeout);
-    } catch (error) {
-      redis.disconnect();
-      throw error;
-    }
-    if (this.#closed) redis.disconnect();
-    return redis;
+/** Another connection to the same server and database, also after a SELECT. */
+function duplicateOf(client: RedisClient, overrides: RedisOptions): Redis {
+  if (client.isCluster) {
+    throw new LockConfigurationError(
+      'Waiting and transactions need a single Redis server so far; got a Redis Cluster',
+    );
   }
+  const { condition } = client as unknown as { condition?: { select?: number } };
+  const db = condition?.select ?? (client as Redis).options.db;
+  return (client as Redis).duplicate({ ...overrides, ...(db === undefined ? {} : { db }) });
 }
 
 /** The client in `connection`, told by its shape: `instanceof` fails between two copies of ioredis. */

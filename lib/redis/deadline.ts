@@ -32,3 +32,27 @@ export function pause(ms: number, signal?: AbortSignal): Promise<void> {
     signal?.addEventListener('abort', end);
   });
 }
+
+/** Calls back at a time of the monotonic clock, however far away. Keeps no process alive. */
+export class Alarm {
+  #timer: NodeJS.Timeout | undefined;
+  readonly #callback: () => void;
+
+  constructor(callback: () => void) {
+    this.#callback = callback;
+  }
+
+  /** Replaces the time that was set before. */
+  set(time: number): void {
+    this.clear();
+    const delay = Math.max(0, Math.ceil(time - performance.now()));
+    this.#timer = setTimeout(
+      () => (delay > MAX_TIMER_DELAY ? this.set(time) : this.#callback()),
+      Math.min(delay, MAX_TIMER_DELAY),
+    ).unref();
+  }
+
+  clear(): void {
+    clearTimeout(this.#timer);
+  }
+}

@@ -1,4 +1,6 @@
 import { LockUnavailableError } from '../errors/lock.errors.js';
+import { now } from './instant.js';
+import type { Instant } from './instant.js';
 import type { RedisClient } from './connections.js';
 import { pause, within } from './deadline.js';
 import type { ResourceKeys } from './lock-keys.js';
@@ -11,10 +13,33 @@ export interface Claim {
   readonly keys: readonly ResourceKeys[];
 }
 
+/** A wish to wait: for how many ms the place may be needed, and how many waiters there may be. */
+export interface Place {
+  /** '0' at first, then what the last answer said. */
+  readonly ticket: string;
+  readonly neededFor: number;
+  readonly maxWaiters: number;
+}
+
 export type AcquireReply =
-  | { readonly granted: true; readonly fencingTokens: readonly number[] }
-  /** `retryAfter`: ms the holder's lease has left, where it has an end. */
-  | { readonly granted: false; readonly retryAfter: number | undefined };
+  | { readonly granted: true; readonly fencingTokens: readonly number[]; readonly placeLost: boolean }
+  | {
+      readonly granted: false;
+      /** The place was not there any more: those of other waiters of this client may be gone as well. */
+      readonly placeLost: boolean;
+      /** ms the holder's lease has left, where it has an end. */
+      readonly retryAfter: number | undefined;
+      /** The place in the queue, if one was asked for; undefined when all are taken. */
+      readonly ticket: string | undefined;
+    };
+
+/** A waiter of this client that got the lock when another one gave it up. */
+export interface HandedOver {
+  readonly token: string;
+  readonly fencingToken: number;
+  /** Taken before the request was sent: its lease counts from there. */
+  readonly sent: Instant;
+}
 
 /** What a release came to; 'unclear': it may have been ours, and released by the same request sent twice. */
 export type Release = 'released' | 'not ours' | 'unclear';
@@ -28,6 +53,11 @@ export type Verdict = 'committed' | 'gone' | 'unknown';
 const FIRST_PAUSE = 50;
 const LAST_PAUSE = 1_000;
 
+/** A request that never left this process: there is nothing to undo. */
+class NotSentError extends Error {
+  override readonly name = 'NotSentError';
+}
+
 /**
  * The lock scripts as typed calls. Each is one round trip, bounded by commandTimeout, and rejects with
  * LockUnavailableError when Redis refuses it or does not answer.
@@ -38,6 +68,14 @@ export class LockStore {
   readonly #closing = new AbortController();
   readonly #giveBacks = new Set<Promise<void>>();
   #lostConnections = 0;
+  #ready: Promise<void> | undefined;
+
+  /** Told of every local waiter that got a lock. */
+  onHandOver: (handedOver: HandedOver) => void = () => undefined;
+  /** Told of every lock that went to another client provisionally, while others wait: somebody has to look whether it was taken. */
+  onHandedAway: (keys: ResourceKeys) => void = () => undefined;
+  /** Told when a claim may have been given up and the answer is lost: a local waiter may have it without knowing. */
+  onUnclear: (claim: Claim) => void = () => undefined;
 
   constructor(client: RedisClient, commandTimeout: number) {
     this.#client = client;
@@ -45,9 +83,14 @@ export class LockStore {
     client.on('close', this.#countLostConnection);
   }
 
-  /** All of the claim or nothing. A grant whose reply is late or lost is given back, see {@link giveBack}. */
-  async acquire(claim: Claim, ttl: number): Promise<AcquireReply> {
-    const reply = this.#run(ACQUIRE, triples(claim.keys), [claim.token]).then(decodeAcquire);
+  /**
+   * All of the claim or nothing; with a place, for a single resource, the answer may also be to wait. A grant whose
+   * reply is late or lost is given back, see {@link giveBack}, and so is the place.
+   */
+  async acquire(claim: Claim, ttl: number, place?: Place): Promise<AcquireReply> {
+    const { ticket = '', neededFor = 0, maxWaiters = Infinity } = place ?? {};
+    const argv = [claim.token, ticket, Math.ceil(neededFor), maxWaiters === Infinity ? '' : maxWaiters];
+    const reply = this.#run(ACQUIRE, triples(claim.keys), argv).then(decodeAcquire);
     try {
       return await this.#bounded(reply, claim.keys);
     } catch (error) {
@@ -62,20 +105,24 @@ export class LockStore {
    */
   async release(claim: Claim): Promise<Release> {
     const lostConnections = this.#lostConnections;
-    const reply = this.#run(RELEASE, triples(claim.keys), [claim.token]);
-    const [released] = (await this.#bounded(reply, claim.keys)) as [number | string];
+    const sent = now();
+    const [released, ...waiters] = await this.#giveUp<number | string>(RELEASE, claim, []);
+    this.reportHandOvers(claim, waiters, sent);
     if (Number(released) === claim.keys.length) return 'released';
-    return this.#lostConnections === lostConnections ? 'not ours' : 'unclear';
+    if (this.#lostConnections === lostConnections) return 'not ours';
+    this.onUnclear(claim);
+    return 'unclear';
   }
 
-  /** Renews all claims in one round trip. A claim is renewed only if all of its resources are. */
-  async renew(claims: readonly (Claim & { readonly ttl: number })[]): Promise<Renewal[]> {
+  /** Renews all claims in one round trip, of `timeout` ms at most. A claim is renewed only if all of its resources are. */
+  async renew(claims: readonly (Claim & { readonly ttl: number })[], timeout = Infinity): Promise<Renewal[]> {
     const keys = claims.flatMap((claim) => claim.keys.flatMap(({ owner, fence }) => [owner, fence]));
     const argv = claims.flatMap(({ token, ttl, keys }) => keys.flatMap(() => [token, ttl]));
     const reply = this.#run(RENEW, keys, argv);
     const answers = (await this.#bounded(
       reply,
       claims.flatMap((claim) => claim.keys),
+      timeout,
     )) as (number | string)[];
     let next = 0;
     return claims.map((claim) => {
@@ -85,18 +132,33 @@ export class LockStore {
     });
   }
 
+  /** Hands a lock over that is free although somebody waits for it. */
+  async takeUp(keys: ResourceKeys): Promise<void> {
+    await this.release({ token: 'nobody:0:0', keys: [keys] });
+  }
+
   /** Takes back what the claim has, and says what became of its commit, if one is named. */
   async burn(
     claim: Claim,
     commit?: { readonly id: string; readonly fencingToken: number },
   ): Promise<Verdict> {
-    const reply = this.#run(BURN, triples(claim.keys), [
-      claim.token,
+    const sent = now();
+    const [verdict, ...waiters] = await this.#giveUp<Verdict>(BURN, claim, [
       commit?.id ?? '',
       commit?.fencingToken ?? 0,
     ]);
-    const [verdict] = (await this.#bounded(reply, claim.keys)) as [Verdict];
+    this.reportHandOvers(claim, waiters, sent);
     return verdict;
+  }
+
+  /** What giving a claim up led to; for a script that ran elsewhere, inside a commit, its reply is passed on here. */
+  reportHandOvers(claim: Claim, reply: readonly (string | number)[], sent: Instant): void {
+    for (let i = 0; i + 1 < reply.length; i += 2) {
+      const [token, number] = [String(reply[i]), Number(reply[i + 1])];
+      const keys = claim.keys[number];
+      if (token !== '') this.onHandOver({ token, fencingToken: number, sent });
+      else if (keys) this.onHandedAway(keys);
+    }
   }
 
   /**
@@ -122,9 +184,26 @@ export class LockStore {
     this.#lostConnections += 1;
   };
 
+  async #giveUp<First>(
+    script: Script,
+    claim: Claim,
+    argv: (string | number)[],
+  ): Promise<[First, ...string[]]> {
+    const reply = this.#run(script, triples(claim.keys), [claim.token, ...argv]);
+    try {
+      return (await this.#bounded(reply, claim.keys)) as [First, ...string[]];
+    } catch (error) {
+      this.onUnclear(claim);
+      throw error;
+    }
+  }
+
   async #giveBack(claim: Claim, ttl: number, reply?: Promise<AcquireReply>): Promise<void> {
-    const uncertain = await reply?.then((answer) => !answer.granted).catch(() => false);
-    if (uncertain === true) return;
+    const nothing = await reply?.then(
+      (answer) => !answer.granted && answer.ticket === undefined,
+      (error: unknown) => error instanceof NotSentError,
+    );
+    if (nothing) return;
     const end = performance.now() + ttl;
     let delay = FIRST_PAUSE;
     do {
@@ -140,6 +219,7 @@ export class LockStore {
   }
 
   async #run(script: Script, keys: readonly string[], argv: readonly (string | number)[]): Promise<unknown> {
+    if (this.#client.status !== 'ready') await this.#whenReady(performance.now() + this.#commandTimeout);
     const args = [keys.length, ...keys, ...argv] as const;
     try {
       return await this.#client.evalsha(script.sha, ...args);
@@ -149,9 +229,28 @@ export class LockStore {
     }
   }
 
-  async #bounded<T>(reply: Promise<T>, keys: readonly ResourceKeys[]): Promise<T> {
+  /** @throws NotSentError when it takes so long that nobody waits for the answer any more */
+  async #whenReady(deadline: number): Promise<void> {
+    const { status } = this.#client;
+    if (status === 'end') throw new NotSentError('The connection to Redis is closed');
+    if (status === 'wait') this.#client.connect().catch(() => undefined); // tries again by itself
+    this.#ready ??= new Promise((resolve) => {
+      const settle = () => {
+        this.#client.off('ready', settle).off('end', settle);
+        this.#ready = undefined;
+        resolve();
+      };
+      this.#client.on('ready', settle).on('end', settle);
+    });
+    await this.#ready;
+    if (performance.now() > deadline || this.#client.status !== 'ready') {
+      throw new NotSentError('The connection to Redis was not there in time');
+    }
+  }
+
+  async #bounded<T>(reply: Promise<T>, keys: readonly ResourceKeys[], timeout = Infinity): Promise<T> {
     try {
-      return await within(this.#commandTimeout, reply);
+      return await within(Math.min(timeout, this.#commandTimeout), reply);
     } catch (error) {
       throw unavailable(error, keys);
     }
@@ -172,8 +271,16 @@ function unavailable(cause: unknown, keys: readonly ResourceKeys[]): LockUnavail
 }
 
 function decodeAcquire(reply: unknown): AcquireReply {
-  const [granted, ...rest] = (reply as (number | string)[]).map(Number);
-  if (granted === 1) return { granted: true, fencingTokens: rest };
-  const left = rest[0] ?? -1;
-  return { granted: false, retryAfter: left >= 0 ? left : undefined };
+  const [granted, ...rest] = reply as (number | string)[];
+  if (Number(granted) === 1) {
+    const [lost, ...fencingTokens] = rest.map(Number);
+    return { granted: true, fencingTokens, placeLost: lost === 1 };
+  }
+  const [left = -1, ticket, lost] = rest;
+  return {
+    granted: false,
+    retryAfter: Number(left) >= 0 ? Number(left) : undefined,
+    ticket: ticket === undefined ? undefined : String(ticket),
+    placeLost: Number(lost) === 1,
+  };
 }

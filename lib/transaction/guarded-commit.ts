@@ -1,3 +1,4 @@
+import type { Redis } from 'ioredis';
 import {
   LockLostError,
   LockOutcomeUnknownError,
@@ -7,10 +8,11 @@ import {
 import type { FailedCommand } from '../errors/lock.errors.js';
 import type { LeaseKeeper } from '../lock/lease-keeper.js';
 import type { Lease } from '../lock/lease.js';
-import { sendCommit } from '../redis/commit-pipeline.js';
-import type { CommitAnswer } from '../redis/commit-pipeline.js';
+import { needsTwoSteps, sendCommit } from '../redis/commit-pipeline.js';
+import type { CommitAnswer, CommitRequest } from '../redis/commit-pipeline.js';
 import type { Connections } from '../redis/connections.js';
 import { pause } from '../redis/deadline.js';
+import { now } from '../redis/instant.js';
 import type { LockStore } from '../redis/lock-store.js';
 import type { QueuedCommand } from './lock-transaction.js';
 
@@ -26,6 +28,16 @@ const SERVER_ERRORS =
 export interface Committed {
   /** Undefined when the commit is known to be applied, but its replies are lost. */
   readonly replies: unknown[] | undefined;
+}
+
+/** What is to be committed, and under which leases. */
+export interface CommitOrder {
+  readonly lease: Lease;
+  /** Leases of outer scopes that the work relied on: they have to be held as well. */
+  readonly alsoHeld: readonly Lease[];
+  readonly commands: readonly QueuedCommand[];
+  /** Keep the lock; otherwise the same EXEC gives it up. */
+  readonly keep: boolean;
 }
 
 /**
@@ -46,53 +58,52 @@ export class GuardedCommit {
   }
 
   /**
-   * @param keep commit under a lock that is kept; otherwise the same EXEC gives it up
    * @throws LockLostError nothing was applied
    * @throws LockTransactionError Redis refused the transaction, or commands failed in it
    * @throws LockUnavailableError nothing was applied, and the lock is still what it was
    * @throws LockOutcomeUnknownError
    */
-  async commit(lease: Lease, commands: readonly QueuedCommand[], keep: boolean): Promise<Committed> {
+  async commit(order: CommitOrder): Promise<Committed> {
+    const { lease, alsoHeld, commands, keep } = order;
     const id = `${lease.token}#${++lease.commits}`;
-    this.#keeper.pauseRenewal(lease);
-    try {
-      const answer = await this.#send(lease, id, commands, keep);
-      return await this.#interpret(lease, id, commands, keep, answer);
-    } finally {
-      this.#keeper.resumeRenewal(lease);
-    }
+    const request = { claim: lease, fencingToken: lease.fencingTokens[0] ?? 0, alsoHeld, id, commands, keep };
+    const answer = needsTwoSteps(request)
+      ? await this.#connections.exclusiveCommits.exclusively(() => this.#send(order, request, true))
+      : await this.#send(order, request, false);
+    return this.#interpret(order, id, answer);
   }
 
   /** Sends it, again when a key of ours changed on the way and the lock is still held. */
   async #send(
-    lease: Lease,
-    id: string,
-    commands: readonly QueuedCommand[],
-    keep: boolean,
+    { lease, alsoHeld }: CommitOrder,
+    request: CommitRequest,
+    twoSteps: boolean,
   ): Promise<CommitAnswer> {
+    const connection = twoSteps ? this.#connections.exclusiveCommits : this.#connections.commits;
     for (let tries = 1; ; tries += 1) {
-      if (lease.remaining <= 0) return { outcome: 'lost' };
-      const redis = await this.#connections.commitConnection();
-      const request = { claim: lease, id, commands, keep };
-      const answer = await sendCommit(redis, request, this.#commandTimeout, (doubtful) =>
-        this.#connections.dropCommitConnection(doubtful),
-      );
-      if (answer.outcome !== 'changed' || tries === MAX_TRIES) return answer;
+      const redis = await connection.get();
+      if ([lease, ...alsoHeld].some(({ remaining }) => remaining <= 0)) return { outcome: 'lost' };
+      // A renewal between WATCH and EXEC would make Redis refuse the commit.
+      this.#keeper.pauseRenewal(lease);
+      try {
+        const sent = now();
+        const drop = (doubtful: Redis) => connection.drop(doubtful);
+        const answer = await sendCommit(redis, request, this.#commandTimeout, drop, twoSteps);
+        if (answer.outcome === 'applied') this.#store.reportHandOvers(lease, answer.handedOver ?? [], sent);
+        if (answer.outcome !== 'changed' || tries === MAX_TRIES) return answer;
+      } finally {
+        this.#keeper.resumeRenewal(lease);
+      }
     }
   }
 
-  async #interpret(
-    lease: Lease,
-    id: string,
-    commands: readonly QueuedCommand[],
-    keep: boolean,
-    answer: CommitAnswer,
-  ): Promise<Committed> {
+  async #interpret(order: CommitOrder, id: string, answer: CommitAnswer): Promise<Committed> {
+    const { lease, commands, keep } = order;
     const { resources } = lease;
     switch (answer.outcome) {
       case 'applied':
         // Where finish failed inside EXEC, the lock is still there, and the caller's release takes care of it.
-        if (!keep && answer.released) this.#keeper.markReleased(lease);
+        if (!keep && answer.handedOver) this.#keeper.markReleased(lease);
         return { replies: assertReplies(answer.replies, commands, resources) };
       case 'lost':
         this.#keeper.lose(lease, 'it was not held any more at its commit');
@@ -115,7 +126,7 @@ export class GuardedCommit {
           cause: answer.error,
         });
       case 'unanswered':
-        return this.#settle(lease, id, answer.error);
+        return this.#settle(order, id, answer.error);
     }
   }
 
@@ -123,12 +134,14 @@ export class GuardedCommit {
    * Finds out about a commit whose answer is missing, by taking the lock away from it: what has not been applied
    * by then is refused by its guard whenever it arrives. Goes on until the lease's end.
    */
-  async #settle(lease: Lease, id: string, cause: Error): Promise<Committed> {
+  async #settle({ lease, keep }: CommitOrder, id: string, cause: Error): Promise<Committed> {
     const { resources } = lease;
     const commit = { id, fencingToken: lease.fencingTokens[0] ?? 0 };
     for (;;) {
       const verdict = await this.#store.burn(lease, commit).catch(() => undefined); // asked again below
       if (verdict === 'committed') {
+        this.#store.onUnclear(lease); // its hand-over was in the lost answer
+        if (keep) this.#keeper.lose(lease, 'it was given up to find out about a commit that was cut off');
         this.#keeper.markReleased(lease);
         return { replies: undefined };
       }
@@ -156,6 +169,11 @@ function failed(replies: readonly unknown[], commands: readonly QueuedCommand[])
   });
 }
 
+/** A script that fails may have written before it did. */
+function hasNoEffect({ command }: FailedCommand): boolean {
+  return !/^(eval|fcall|call)/i.test(command);
+}
+
 /** Redis does not roll back: what failed is told, and what did not fail stands. */
 function assertReplies(
   replies: readonly unknown[],
@@ -167,9 +185,9 @@ function assertReplies(
   if (first === undefined) return [...replies];
   throw new LockTransactionError(
     `${failures.length} of ${commands.length} commands failed inside EXEC, first ${first.command} at ${first.index}: ` +
-      `${first.error.message}. Redis does not roll back: the others were applied`,
+      `${first.error.message}. Redis does not roll back the others`,
     {
-      applied: failures.length === commands.length ? 'none' : 'partial',
+      applied: failures.length === commands.length && failures.every(hasNoEffect) ? 'none' : 'partial',
       failures,
       replies,
       resources,

@@ -33,7 +33,9 @@ export abstract class LockContext {
   abstract commit(): Promise<unknown[]>;
   /**
    * Has the listener called once for each commit that was applied, with its replies, before the call settles.
-   * Side effects that must happen once belong here: the work may run more than once.
+   * Side effects that must happen once belong here: the work may run more than once. A listener that fails is
+   * logged: what was committed stays committed. When the replies are lost, the call rejects with a
+   * LockOutcomeUnknownError that says so.
    */
   abstract afterCommit(listener: (replies: unknown[]) => void): void;
 }

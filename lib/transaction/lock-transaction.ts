@@ -29,7 +29,7 @@ type RefusedMethod =
  * Their replies come with `commit()` or `afterCommit()`. Read on `redis`.
  */
 export type LockTransaction = Omit<ChainableCommander, RefusedMethod> & {
-  /** Queued commands have no reply yet; awaiting one is a mistake that the compiler finds. */
+  /** Queued commands have no reply yet: awaiting them throws a LockTransactionError. */
   readonly then: (queuedCommandsHaveNoReplyYet: never) => never;
 };
 
@@ -59,7 +59,7 @@ export class CommandQueue {
         if (name === 'then') throw this.#refuse('A queued command has no reply yet: read on `redis` instead');
         return (...args: unknown[]) => {
           assertOpen();
-          this.#add(name, args);
+          this.#queue(name, args);
           return queue;
         };
       },
@@ -83,7 +83,12 @@ export class CommandQueue {
     return commands;
   }
 
-  #add(method: string, args: readonly unknown[]): void {
+  /** Takes over commands that were queued elsewhere under the same lock. */
+  add(commands: readonly QueuedCommand[]): void {
+    for (const command of commands) this.#commands.push(command);
+  }
+
+  #queue(method: string, args: readonly unknown[]): void {
     const called = method === 'call' || method === 'callBuffer';
     const name = called ? args[0] : method.replace(/Buffer$/, '');
     if (typeof name !== 'string') throw this.#refuse(`${method}() needs the name of a command`);
@@ -91,12 +96,12 @@ export class CommandQueue {
     if (refused.has(command)) throw this.#refuse(`${command} cannot be part of a guarded transaction`);
     if (!called && !this.#known.has(method))
       throw this.#refuse(`"${method}" is no command that can be queued`);
-    if (args.some((arg) => typeof arg === 'function')) {
-      throw this.#refuse(
-        `${command} was queued with a callback; replies come with commit() or afterCommit()`,
-      );
+    try {
+      const taken = args.map((arg) => snapshot(arg, TAKES_AN_OBJECT.has(command)));
+      this.#commands.push({ method, args: taken });
+    } catch (error) {
+      throw this.#refuse(`${command} cannot be queued: ${(error as Error).message}`);
     }
-    this.#commands.push({ method, args });
   }
 
   #refuse(message: string): LockTransactionError {
@@ -106,4 +111,32 @@ export class CommandQueue {
     });
     return this.#doom;
   }
+}
+
+/** Commands for which ioredis spreads an object or a Map into arguments. */
+const TAKES_AN_OBJECT: ReadonlySet<string> = new Set(['HSET', 'HMSET', 'MSET', 'MSETNX']);
+
+/**
+ * An argument as it is now: it is sent later, when the work may have changed it. ioredis would send what it cannot
+ * handle as `[object Object]`, or fail half way through writing the transaction.
+ *
+ * @throws TypeError for what is no argument of a command
+ */
+function snapshot(arg: unknown, mayBeObject: boolean): unknown {
+  if (arg === null || typeof arg === 'undefined') return arg;
+  if (Buffer.isBuffer(arg)) return Buffer.from(arg);
+  if (Array.isArray(arg)) return arg.map((item) => snapshot(item, false));
+  if (typeof arg === 'function')
+    throw new TypeError('replies come with commit() or afterCommit(), not to a callback');
+  if (typeof arg === 'symbol') throw new TypeError('a symbol is no argument');
+  if (typeof arg !== 'object') return arg;
+  if (mayBeObject) {
+    const entries: Iterable<readonly [unknown, unknown]> = arg instanceof Map ? arg : Object.entries(arg);
+    return new Map([...entries].map(([key, value]) => [snapshot(key, false), snapshot(value, false)]));
+  }
+  const prototype: unknown = Object.getPrototypeOf(arg);
+  if (prototype === null || prototype === Object.prototype || arg instanceof Map || arg instanceof Set) {
+    throw new TypeError('an object is no argument; write it as text, with JSON.stringify for example');
+  }
+  return String(arg);
 }

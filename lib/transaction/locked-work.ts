@@ -3,13 +3,13 @@ import { LockLostError, LockOutcomeUnknownError } from '../errors/lock.errors.js
 import type { LeaseKeeper } from '../lock/lease-keeper.js';
 import type { Lease } from '../lock/lease.js';
 import type { Lock } from '../lock/lock.js';
+import type { WithLockOptions } from '../redis-lock.options.js';
 import type { RedisClient } from '../redis/connections.js';
 import type { Release } from '../redis/lock-store.js';
-import type { WithLockOptions } from '../redis-lock.options.js';
 import type { Committed, GuardedCommit } from './guarded-commit.js';
 import type { LockContext } from './lock-context.js';
 import { LockScope } from './lock-scope.js';
-import type { LockScopes } from './lock-scope.js';
+import type { LockScopes } from './lock-scopes.js';
 import type { QueuedCommand } from './lock-transaction.js';
 
 /** A lock that was granted: what its holder gets, and what keeps it. */
@@ -24,73 +24,112 @@ export type Work<T> = (context: LockContext) => T | Promise<T>;
 /** What a run came to: its result, or a commit that was refused so that the work may run again. */
 export type RunOutcome<T> = { readonly result: T } | { readonly refused: LockLostError };
 
-/**
- * Runs work under a lock that was granted, commits what it queued and gives the lock up: the one place where a
- * scope begins and ends.
- */
-export class LockedWork {
-  readonly #keeper: LeaseKeeper;
-  readonly #commits: GuardedCommit;
-  readonly #scopes: LockScopes;
-  readonly #redis: RedisClient;
-  readonly #commands: ReadonlySet<string>;
-  readonly #logger: Logger;
+export interface LockedWorkParts {
+  /** Whose locks these are. */
+  readonly service: object;
+  readonly keeper: LeaseKeeper;
+  readonly commits: GuardedCommit;
+  readonly scopes: LockScopes;
+  readonly redis: RedisClient;
+  readonly knownCommands: ReadonlySet<string>;
+  readonly logger: Logger;
+}
 
-  constructor(
-    keeper: LeaseKeeper,
-    commits: GuardedCommit,
-    scopes: LockScopes,
-    redis: RedisClient,
-    commands: ReadonlySet<string>,
-    logger: Logger,
-  ) {
-    this.#keeper = keeper;
-    this.#commits = commits;
-    this.#scopes = scopes;
-    this.#redis = redis;
-    this.#commands = commands;
-    this.#logger = logger;
+/** Runs work under locks: the one place where scopes begin and end. */
+export class LockedWork {
+  readonly #parts: LockedWorkParts;
+
+  constructor(parts: LockedWorkParts) {
+    this.#parts = parts;
   }
 
-  /** Rejects with the work's own error, untouched, if it has one. The lock is given up in any case. */
-  async run<T>(grant: Grant, work: Work<T>, options: WithLockOptions): Promise<RunOutcome<T>> {
+  /**
+   * Runs work under a lock that was granted, commits what it queued and gives the lock up, in any case.
+   *
+   * @param borrowed leases of outer scopes that the work relies on
+   * @throws the work's own error, untouched, if it has one
+   */
+  async run<T>(
+    grant: Grant,
+    borrowed: readonly Lease[],
+    work: Work<T>,
+    options: WithLockOptions,
+  ): Promise<RunOutcome<T>> {
     const { lease, lock } = grant;
+    const { service, redis, knownCommands, scopes, commits, logger } = this.#parts;
+    const { resources } = lease;
     const scope = new LockScope({
+      service,
       lock,
-      redis: this.#redis,
-      commands: this.#commands,
-      tag: lease.keys[0]?.tag ?? '',
-      commitNow: options.transaction === false ? undefined : (commands) => this.#commitNow(lease, commands),
+      lease,
+      borrowed,
+      redis,
+      knownCommands,
+      transaction: options.transaction ?? true,
+      commitNow: (commands) => this.#commitNow(lease, borrowed, commands),
+      onListenerError: (error) =>
+        logger.error('A commit listener failed after its commit was applied', error),
+      outer: scopes.innermost,
     });
     try {
-      const result = await this.#scopes.run(scope, () => callWork(work, scope));
-      scope.end();
+      const result = await this.#runIn(scope, work);
       const commands = scope.takeCommands();
+      if (lease.state === 'released') {
+        // By the work itself, which is no loss and nothing to try again.
+        if (commands.length === 0) return { result };
+        throw new LockLostError({ resources, reason: 'the work released it before its commit' });
+      }
       if (commands.length === 0) {
         await this.#releaseUncommitted(lease, options.onLost ?? 'throw');
         return { result };
       }
       let committed: Committed;
       try {
-        committed = await this.#commits.commit(lease, commands, false);
+        const keep = lease.minHoldLeft > 0; // released later
+        committed = await commits.commit({ lease, alsoHeld: borrowed, commands, keep });
       } catch (error) {
         if (error instanceof LockLostError && !scope.hasCommitted) return { refused: error };
         throw error;
       }
-      scope.reportCommit(committed.replies ?? []);
+      if (committed.replies) await scope.reportCommit(committed.replies);
+      else if (scope.isListenedTo) throw repliesLost(resources);
       return { result };
     } finally {
-      scope.end();
       await this.#release(lease);
     }
   }
 
-  async #commitNow(lease: Lease, commands: readonly QueuedCommand[]): Promise<unknown[]> {
-    const { replies } = await this.#commits.commit(lease, commands, true);
+  /** Runs work under the lock of a scope that is open. What it queued is handed in when it has ended well. */
+  async join<T>(scope: LockScope, work: Work<T>, options: WithLockOptions): Promise<T> {
+    const { resources, remaining } = scope.lease;
+    if (remaining <= 0)
+      throw new LockLostError({ resources, reason: 'the scope it was to join has lost it' });
+    const inner = scope.join(this.#parts.scopes.innermost, options.transaction ?? true);
+    const result = await this.#runIn(inner, work);
+    await inner.handIn();
+    return result;
+  }
+
+  async #runIn<T>(scope: LockScope, work: Work<T>): Promise<T> {
+    try {
+      return await this.#parts.scopes.run(scope, async () => {
+        const returned = work(scope);
+        // `({ multi }) => multi.set(..)` returns the queue, which is nothing to wait for and no result.
+        return scope.isQueue(returned) ? (undefined as T) : await returned;
+      });
+    } finally {
+      await scope.end();
+    }
+  }
+
+  async #commitNow(
+    lease: Lease,
+    alsoHeld: readonly Lease[],
+    commands: readonly QueuedCommand[],
+  ): Promise<unknown[]> {
+    const { replies } = await this.#parts.commits.commit({ lease, alsoHeld, commands, keep: true });
     if (replies !== undefined) return replies;
-    throw new LockOutcomeUnknownError('The commit was applied, but its replies were lost', {
-      resources: lease.resources,
-    });
+    throw repliesLost(lease.resources);
   }
 
   /** Nothing was queued, so that nothing but this release can tell whether the lock was held to the end. */
@@ -100,10 +139,10 @@ export class LockedWork {
     if (!lost && release !== 'not ours') return;
     const error = new LockLostError({
       resources: lease.resources,
-      reason: 'the work under it took too long',
+      reason: 'it was not held any more when the work under it had ended',
     });
     if (onLost === 'throw') throw error;
-    this.#logger.warn(error.message);
+    this.#parts.logger.warn(error.message);
   }
 
   /**
@@ -114,16 +153,14 @@ export class LockedWork {
   async #release(lease: Lease): Promise<Release | undefined> {
     if (lease.state !== 'held') return undefined;
     try {
-      return await this.#keeper.release(lease);
+      return await this.#parts.keeper.release(lease);
     } catch (error) {
-      this.#logger.warn(`A lock could not be released and ends with its lease: ${String(error)}`);
+      this.#parts.logger.warn(`A lock could not be released and ends with its lease: ${String(error)}`);
       return undefined;
     }
   }
 }
 
-/** `({ multi }) => multi.set(..)` returns the queue, which is nothing to wait for and no result. */
-async function callWork<T>(work: Work<T>, scope: LockScope): Promise<T> {
-  const returned = work(scope);
-  return scope.isQueue(returned) ? (undefined as T) : returned;
+function repliesLost(resources: readonly string[]): LockOutcomeUnknownError {
+  return new LockOutcomeUnknownError('The commit was applied, but its replies were lost', { resources });
 }

@@ -1,0 +1,88 @@
+import { LockNotAcquiredError } from '../errors/lock.errors.js';
+import { now } from '../redis/instant.js';
+import type { Instant } from '../redis/instant.js';
+import type { ResourceKeys } from '../redis/lock-keys.js';
+import type { Claim, LockStore } from '../redis/lock-store.js';
+import { Lease } from './lease.js';
+import type { LeaseKeeper } from './lease-keeper.js';
+import type { Patience, WaitingRoom } from './waiting-room.js';
+
+/** A claim that was granted, all of it. */
+export interface Acquired {
+  readonly claim: Claim;
+  /** In the order of the claim's keys. */
+  readonly fencingTokens: readonly number[];
+  /** When the request for it was sent. */
+  readonly acquired: Instant;
+}
+
+/** Takes resources all or none: at once, or by waiting in line for as long as somebody is ready to. */
+export class Acquirer {
+  readonly #store: LockStore;
+  readonly #room: WaitingRoom;
+  readonly #keeper: LeaseKeeper;
+  readonly #newToken: (ttl: number) => string;
+
+  constructor(store: LockStore, room: WaitingRoom, keeper: LeaseKeeper, newToken: (ttl: number) => string) {
+    this.#store = store;
+    this.#room = room;
+    this.#keeper = keeper;
+    this.#newToken = newToken;
+  }
+
+  /**
+   * @param patience undefined: does not wait
+   * @throws LockNotAcquiredError, LockUnavailableError
+   */
+  async acquire(keys: readonly ResourceKeys[], ttl: number, patience?: Patience): Promise<Acquired> {
+    const claim = { token: this.#newToken(ttl), keys };
+    if (patience !== undefined && keys.length === 1) {
+      const { fencingToken, acquired } = await this.#room.wait(claim, ttl, patience);
+      return { claim, fencingTokens: [fencingToken], acquired };
+    }
+    const acquired = now();
+    const reply = await this.#store.acquire(claim, ttl);
+    if (reply.granted) return { claim, fencingTokens: reply.fencingTokens, acquired };
+    if (patience !== undefined) return this.#gather(keys, ttl, patience);
+    const { retryAfter } = reply;
+    const resources = keys.map(({ resource }) => resource);
+    throw new LockNotAcquiredError('busy', {
+      resources,
+      ...(retryAfter === undefined ? {} : { retryAfter }),
+    });
+  }
+
+  /**
+   * Several resources one after the other. Everybody takes them in the same order, so that two callers never wait
+   * for each other; what is already taken is kept alive meanwhile. In the end all are confirmed at once: should one
+   * have been lost on the way, it starts again.
+   */
+  async #gather(keys: readonly ResourceKeys[], ttl: number, patience: Patience): Promise<Acquired> {
+    for (;;) {
+      const claim = { token: this.#newToken(ttl), keys };
+      const taken: Lease[] = [];
+      try {
+        for (const key of keys) {
+          const part = { token: claim.token, keys: [key] };
+          const { fencingToken, acquired } = await this.#room.wait(part, ttl, patience);
+          const lease = new Lease(claim.token, part.keys, [fencingToken], { ttl, acquired });
+          taken.push(lease);
+          this.#keeper.keep(lease);
+        }
+        const acquired = now();
+        const reply = taken.every(({ state }) => state === 'held') && (await this.#store.acquire(claim, ttl));
+        if (reply && reply.granted) return { claim, fencingTokens: reply.fencingTokens, acquired };
+        await this.#giveUp(claim, ttl);
+      } catch (error) {
+        await this.#giveUp(claim, ttl);
+        throw error;
+      } finally {
+        for (const lease of taken) this.#keeper.markReleased(lease);
+      }
+    }
+  }
+
+  async #giveUp(claim: Claim, ttl: number): Promise<void> {
+    await this.#store.burn(claim).catch(() => this.#store.giveBack(claim, ttl));
+  }
+}

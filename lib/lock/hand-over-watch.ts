@@ -1,0 +1,39 @@
+import { Alarm } from '../redis/deadline.js';
+import type { ResourceKeys } from '../redis/lock-keys.js';
+import { PROVISIONAL_TTL } from '../redis/lock-scripts.js';
+import type { LockStore } from '../redis/lock-store.js';
+
+/** ms after the end of a provisional grant until it is looked after. */
+const AFTER_GRANT = 5;
+
+/**
+ * Looks after locks that went to a waiter of another client: should that one be frozen, the lock is free when its
+ * provisional grant ends, and the others in line believe in a longer lease. Who handed it over is alive, and hands it
+ * to the next one then: one command for each resource, after its last hand-over.
+ */
+export class HandOverWatch {
+  readonly #store: LockStore;
+  readonly #alarms = new Map<string, Alarm>();
+
+  constructor(store: LockStore) {
+    this.#store = store;
+    store.onHandedAway = (keys) => this.#watch(keys);
+  }
+
+  close(): void {
+    for (const alarm of this.#alarms.values()) alarm.clear();
+    this.#alarms.clear();
+  }
+
+  #watch(keys: ResourceKeys): void {
+    const alarm = this.#alarms.get(keys.owner) ?? new Alarm(() => this.#look(keys));
+    this.#alarms.set(keys.owner, alarm);
+    alarm.set(performance.now() + PROVISIONAL_TTL + AFTER_GRANT);
+  }
+
+  #look(keys: ResourceKeys): void {
+    this.#alarms.delete(keys.owner);
+    // Nobody waits for this: where it fails, the waiters ask at the end of the lease they believe in.
+    void this.#store.takeUp(keys).catch(() => undefined);
+  }
+}

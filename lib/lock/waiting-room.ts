@@ -1,0 +1,293 @@
+import { LockNotAcquiredError, LockUnavailableError } from '../errors/lock.errors.js';
+import type { LockNotAcquiredReason } from '../errors/lock.errors.js';
+import { Alarm, within } from '../redis/deadline.js';
+import { elapsedSince, now } from '../redis/instant.js';
+import type { Instant } from '../redis/instant.js';
+import type { Claim, HandedOver, LockStore } from '../redis/lock-store.js';
+
+/** How long somebody is ready to wait, and how many may. */
+export interface Patience {
+  /** On the monotonic clock; Infinity: until aborted. */
+  readonly until: number;
+  readonly maxWaiters: number;
+  readonly signal: AbortSignal | undefined;
+  /** Goes on waiting while the application closes: its lock is needed by work that is to end. */
+  readonly nested: boolean;
+}
+
+/** A lock that was granted, and when the request for it was sent. */
+export interface Granted {
+  readonly fencingToken: number;
+  readonly acquired: Instant;
+}
+
+/** ms a place in the queue outlives its waiter's deadline at most; also how long one without a deadline lasts. */
+const LONGEST_PLACE = 24 * 3_600_000;
+/** ms after the end of the holder's lease until the first waiter asks. */
+const AFTER_LEASE = 1;
+/** ms until the next in line asks when the first one could not. */
+const AFTER_FAILURE = 100;
+
+interface Waiter {
+  readonly claim: Claim;
+  readonly ttl: number;
+  readonly patience: Patience;
+  ticket: string;
+  /** Whether an ask is under way, and whether another one is needed after it. */
+  asking: boolean;
+  askAgain: boolean;
+  /** Once it is not 'waiting' any more, nothing that comes later changes it. */
+  state: 'waiting' | 'granted' | 'gone';
+  retryAfter: number | undefined;
+  resolve(granted: Granted): void;
+  reject(error: unknown): void;
+  cleanUp(): void;
+}
+
+/** The local waiters of one resource, in the order they came, and a timer for the end of the holder's lease. */
+interface Line {
+  readonly waiters: Set<Waiter>;
+  readonly alarm: Alarm;
+  /** When the holder's lease ends, as far as is known here. */
+  leaseEndsAt: number;
+  /** When the alarm goes off; it may be early, and is then set again. */
+  alarmAt: number;
+  /** Whether all in line are asking, because places were lost. */
+  rechecking: boolean;
+}
+
+/**
+ * Where the waiters of one service wait. Each has a place in the queue in Redis and is silent: it asks again when it
+ * is told that the lock is its own, when the holder's lease ends (the first one in line does that for all), and after
+ * the subscription was re-made. A message is a hint; what Redis answers to an ask is the truth.
+ */
+export class WaitingRoom {
+  readonly #store: LockStore;
+  readonly #subscribed: () => Promise<void>;
+  readonly #commandTimeout: number;
+  readonly #byToken = new Map<string, Waiter>();
+  readonly #lines = new Map<string, Line>();
+  #closed: 'no' | 'except nested' | 'yes' = 'no';
+
+  /** @param subscribed resolves when this client would hear of a hand-over */
+  constructor(store: LockStore, subscribed: () => Promise<void>, commandTimeout: number) {
+    this.#store = store;
+    this.#subscribed = subscribed;
+    this.#commandTimeout = commandTimeout;
+    store.onHandOver = (handedOver) => this.#handOver(handedOver);
+    store.onUnclear = (claim) => this.#askFor(claim);
+  }
+
+  /**
+   * Waits for a claim on a single resource.
+   *
+   * @throws LockNotAcquiredError timeout, aborted, queue_full or shutdown
+   * @throws LockUnavailableError when Redis cannot be asked. In either case the place is given up first.
+   */
+  async wait(claim: Claim, ttl: number, patience: Patience): Promise<Granted> {
+    const resources = claim.keys.map(({ resource }) => resource);
+    await within(this.#commandTimeout, this.#subscribed()).catch((cause: unknown) => {
+      const message = `Waiting is not possible, since Redis could not be subscribed to: ${String(cause)}`;
+      throw new LockUnavailableError(message, { resources, cause });
+    });
+    if (this.#closed === 'yes' || (this.#closed === 'except nested' && !patience.nested)) {
+      throw new LockNotAcquiredError('shutdown', { resources });
+    }
+    if (patience.signal?.aborted) {
+      throw new LockNotAcquiredError('aborted', { resources, cause: patience.signal.reason });
+    }
+    return new Promise((resolve, reject) => {
+      void this.#ask(this.#enter(claim, ttl, patience, resolve, reject));
+    });
+  }
+
+  /** A message for one of our waiters: the lock seems to be its own. */
+  told(token: string): void {
+    const waiter = this.#byToken.get(token);
+    if (waiter) void this.#ask(waiter);
+  }
+
+  /** Messages may have been lost, and places with them: all who wait ask again. */
+  askAll(): void {
+    for (const waiter of this.#byToken.values()) void this.#ask(waiter);
+  }
+
+  /** One of ours may have one of these locks without knowing: all in line ask again. */
+  #askFor(claim: Claim): void {
+    for (const { owner } of claim.keys) {
+      for (const waiter of this.#lines.get(owner)?.waiters ?? []) void this.#ask(waiter);
+    }
+  }
+
+  /** Places were lost: all in line ask again, once, however many of them find theirs gone. */
+  async #recheck(line: Line | undefined): Promise<void> {
+    if (!line || line.rechecking) return;
+    line.rechecking = true;
+    await Promise.all([...line.waiters].map((waiter) => this.#ask(waiter)));
+    line.rechecking = false;
+  }
+
+  /** Sends everybody away, or only those whose work is not needed for other work to end. */
+  async close(alsoNested: boolean): Promise<void> {
+    this.#closed = alsoNested ? 'yes' : 'except nested';
+    const leaving = [...this.#byToken.values()].filter(({ patience }) => alsoNested || !patience.nested);
+    await Promise.all(leaving.map((waiter) => this.#giveUp(waiter, 'shutdown')));
+  }
+
+  #enter(
+    claim: Claim,
+    ttl: number,
+    patience: Patience,
+    resolve: (granted: Granted) => void,
+    reject: (error: unknown) => void,
+  ): Waiter {
+    const onAbort = () => void this.#giveUp(waiter, 'aborted');
+    const deadline =
+      patience.until < Infinity ? new Alarm(() => void this.#giveUp(waiter, 'timeout')) : undefined;
+    const waiter: Waiter = {
+      claim,
+      ttl,
+      patience,
+      ticket: '0',
+      asking: false,
+      askAgain: false,
+      state: 'waiting',
+      retryAfter: undefined,
+      resolve,
+      reject,
+      cleanUp: () => {
+        deadline?.clear();
+        patience.signal?.removeEventListener('abort', onAbort);
+      },
+    };
+    deadline?.set(patience.until);
+    patience.signal?.addEventListener('abort', onAbort);
+    this.#byToken.set(claim.token, waiter);
+    let line = this.#lineOf(waiter);
+    if (!line) {
+      const created: Line = {
+        waiters: new Set(),
+        alarm: new Alarm(() => this.#wakeFirst(created)),
+        leaseEndsAt: Infinity,
+        alarmAt: Infinity,
+        rechecking: false,
+      };
+      line = created;
+      this.#lines.set(ownerKey(claim), line);
+    }
+    line.waiters.add(waiter);
+    return waiter;
+  }
+
+  /** One ask at a time for each waiter. Never rejects: what goes wrong ends the waiting. */
+  async #ask(waiter: Waiter): Promise<void> {
+    if (waiter.asking) {
+      waiter.askAgain = true;
+      return;
+    }
+    waiter.asking = true;
+    do {
+      waiter.askAgain = false;
+      const { claim, ttl, patience, ticket } = waiter;
+      const left = Math.max(0, patience.until - performance.now());
+      const neededFor = Math.min(left + ttl, LONGEST_PLACE);
+      const sent = now();
+      try {
+        const answer = await this.#store.acquire(claim, ttl, {
+          ticket,
+          neededFor,
+          maxWaiters: patience.maxWaiters,
+        });
+        if (answer.placeLost) void this.#recheck(this.#lineOf(waiter));
+        if (answer.granted) {
+          this.#grant(waiter, answer.fencingTokens[0] ?? 0, sent);
+        } else if (answer.ticket === undefined) {
+          await this.#giveUp(waiter, 'queue_full');
+        } else {
+          waiter.ticket = answer.ticket;
+          waiter.retryAfter = answer.retryAfter;
+          this.#leaseEnds(this.#lineOf(waiter), performance.now() + (answer.retryAfter ?? ttl));
+        }
+      } catch (error) {
+        if (waiter.state !== 'waiting') break; // giving up goes on, and rejects it
+        const line = this.#lineOf(waiter);
+        this.#leave(waiter, 'gone'); // the store gives the place back
+        waiter.reject(error);
+        this.#leaseEnds(line, performance.now() + AFTER_FAILURE);
+      }
+    } while (waiter.askAgain && waiter.state === 'waiting');
+    waiter.asking = false;
+  }
+
+  #handOver({ token, fencingToken, sent }: HandedOver): void {
+    const waiter = this.#byToken.get(token);
+    // Nobody waits for it any more: whoever gave up has burned it, or is about to.
+    if (waiter) this.#grant(waiter, fencingToken, sent);
+  }
+
+  #grant(waiter: Waiter, fencingToken: number, acquired: Instant): void {
+    if (waiter.state === 'granted') return; // the same grant, heard of twice
+    if (waiter.state === 'gone') {
+      // The waiter gave up while this was under way, and its burn may have come too early.
+      this.#store.giveBack(waiter.claim, waiter.ttl);
+      return;
+    }
+    if (elapsedSince(acquired) >= waiter.ttl) {
+      void this.#ask(waiter); // this process stood still meanwhile: somebody else may have it by now
+      return;
+    }
+    const line = this.#lineOf(waiter);
+    this.#leave(waiter, 'granted');
+    waiter.resolve({ fencingToken, acquired });
+    this.#leaseEnds(line, performance.now() + waiter.ttl);
+  }
+
+  /** Leaves the queue, and passes on a lock that crosses that. Rejects the waiter only after Redis has answered. */
+  async #giveUp(waiter: Waiter, reason: LockNotAcquiredReason): Promise<void> {
+    if (waiter.state !== 'waiting') return;
+    const { claim, ttl, patience, retryAfter } = waiter;
+    const cause: unknown = reason === 'aborted' ? patience.signal?.reason : undefined;
+    this.#leave(waiter, 'gone');
+    await this.#store.burn(claim).catch(() => this.#store.giveBack(claim, ttl));
+    const resources = claim.keys.map(({ resource }) => resource);
+    const after = retryAfter === undefined ? {} : { retryAfter };
+    waiter.reject(new LockNotAcquiredError(reason, { resources, cause, ...after }));
+  }
+
+  #leave(waiter: Waiter, state: 'granted' | 'gone'): void {
+    if (waiter.state !== 'waiting') return;
+    waiter.state = state;
+    waiter.cleanUp();
+    this.#byToken.delete(waiter.claim.token);
+    const line = this.#lineOf(waiter);
+    line?.waiters.delete(waiter);
+    if (line?.waiters.size === 0) {
+      line.alarm.clear();
+      this.#lines.delete(ownerKey(waiter.claim));
+    }
+  }
+
+  /** Has the first in line ask when the holder's lease is over. An alarm that is early is left to be early. */
+  #leaseEnds(line: Line | undefined, at: number): void {
+    if (line === undefined || line.waiters.size === 0) return;
+    line.leaseEndsAt = at;
+    if (line.alarmAt <= at) return;
+    line.alarmAt = at + AFTER_LEASE;
+    line.alarm.set(line.alarmAt);
+  }
+
+  #wakeFirst(line: Line): void {
+    line.alarmAt = Infinity;
+    const [first] = line.waiters;
+    if (performance.now() < line.leaseEndsAt) this.#leaseEnds(line, line.leaseEndsAt);
+    else if (first) void this.#ask(first);
+  }
+
+  #lineOf(waiter: Waiter): Line | undefined {
+    return this.#lines.get(ownerKey(waiter.claim));
+  }
+}
+
+function ownerKey(claim: Claim): string {
+  return claim.keys[0]?.owner ?? '';
+}
