@@ -5,7 +5,16 @@ import { FastifyAdapter } from '@nestjs/platform-fastify';
 import { ExpressAdapter } from '@nestjs/platform-express';
 import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
 import { Redis } from 'ioredis';
-import { LockContext, LockService, RedisLockModule, WithLock } from '../../lib/index.js';
+import { firstValueFrom } from 'rxjs';
+import type { Observable } from 'rxjs';
+import {
+  LockContext,
+  LockExceptionFilter,
+  LockNotAcquiredError,
+  LockService,
+  RedisLockModule,
+  WithLock,
+} from '../../lib/index.js';
 import type { RedisLockModuleOptions } from '../../lib/index.js';
 import { assertNothingLeft } from '../support/lock-application.js';
 import { sharedRedisUrl } from '../support/redis/test-redis.js';
@@ -58,7 +67,6 @@ async function start(
   const app = await (adapter === 'fastify'
     ? NestFactory.create(AppModule, new FastifyAdapter(), { logger: false })
     : NestFactory.create(AppModule, new ExpressAdapter(), { logger: false }));
-  await app.listen(0, '127.0.0.1');
   return app as INestApplication;
 }
 
@@ -75,6 +83,7 @@ describe.each(['express', 'fastify'] as const)('over HTTP on %s, a locked route'
   beforeAll(async () => {
     redis = new Redis(sharedRedisUrl());
     app = await start(adapter);
+    await app.listen(0, '127.0.0.1');
   });
   afterAll(async () => {
     await app.close();
@@ -116,6 +125,7 @@ describe.each(['express', 'fastify'] as const)('over HTTP on %s, a locked route'
 
   it('case 26: answers 503 when Redis is not there', async () => {
     const down = await start(adapter, { connection: 'redis://127.0.0.1:1', commandTimeout: 100 });
+    await down.listen(0, '127.0.0.1');
     try {
       const answer = await get(down, '/orders/7');
       expect(answer.status).toBe(503);
@@ -127,6 +137,7 @@ describe.each(['express', 'fastify'] as const)('over HTTP on %s, a locked route'
 
   it('is answered without Retry-After where the application wants no filter of ours', async () => {
     const plain = await start(adapter, { httpErrors: false });
+    await plain.listen(0, '127.0.0.1');
     try {
       await using _lock = await plain.get(LockService).acquire('order:9');
       expect(await get(plain, '/orders/9')).toMatchObject({ status: 423, retryAfter: null });
@@ -135,8 +146,8 @@ describe.each(['express', 'fastify'] as const)('over HTTP on %s, a locked route'
     }
   });
 
-  it("is answered by the application's own filter, if it has one", async () => {
-    @Catch(HttpException)
+  it("is answered by the application's own filter, however that is registered", async () => {
+    @Catch()
     class OwnFilter implements ExceptionFilter {
       catch(exception: HttpException, host: ArgumentsHost): void {
         const response = host
@@ -147,12 +158,31 @@ describe.each(['express', 'fastify'] as const)('over HTTP on %s, a locked route'
           .send(`own: ${(exception as unknown as { code: string }).code}`);
       }
     }
-    const own = await start(adapter, { httpErrors: false }, [new OwnFilter()]);
-    try {
-      await using _lock = await own.get(LockService).acquire('order:10');
-      expect(await get(own, '/orders/10')).toMatchObject({ status: 423, text: 'own: LOCK_NOT_ACQUIRED' });
-    } finally {
-      await own.close();
+    for (const how of ['provided', 'used'] as const) {
+      const own = await start(adapter, {}, how === 'provided' ? [new OwnFilter()] : []);
+      try {
+        if (how === 'used') own.useGlobalFilters(new OwnFilter());
+        await own.listen(0, '127.0.0.1');
+        await using _lock = await own.get(LockService).acquire('order:10');
+        expect(await get(own, '/orders/10')).toMatchObject({ status: 423, text: 'own: LOCK_NOT_ACQUIRED' });
+      } finally {
+        await own.close();
+      }
     }
   });
 });
+
+describe('outside of HTTP, a lock error', () => {
+  it.each(['graphql', 'ws'])('goes on as it is: %s', (type) => {
+    const error = new LockNotAcquiredError('busy', { resources: ['r'] });
+    expect(() => new LockExceptionFilter().catch(error, hostOf(type))).toThrow(error);
+  });
+
+  it('goes on as it is: rpc', async () => {
+    const error = new LockNotAcquiredError('busy', { resources: ['r'] });
+    const answer = new LockExceptionFilter().catch(error, hostOf('rpc'));
+    await expect(firstValueFrom(answer as Observable<never>)).rejects.toBe(error);
+  });
+});
+
+const hostOf = (type: string) => ({ getType: () => type }) as unknown as ArgumentsHost;

@@ -87,6 +87,63 @@ describe('a reply that is lost', () => {
     expect(await one.redis.get(one.key('held-up'))).toBeNull();
   });
 
+  it('to a commit() in between is said to be lost, and the work does not run again', async () => {
+    let runs = 0;
+    const error = await one.locks
+      .withLock('stages', async ({ multi, commit, signal }) => {
+        runs += 1;
+        multi.incr(one.key('stages'));
+        proxy.dropNextReply();
+        await expect(commit()).rejects.toBeInstanceOf(LockOutcomeUnknownError);
+        expect(signal.aborted).toBe(true); // the lock was given up to find out
+        multi.incr(one.key('stages'));
+      })
+      .catch((reason: unknown) => reason);
+    expect(error).toBeInstanceOf(LockLostError);
+    expect([runs, await one.redis.get(one.key('stages'))]).toEqual([1, '1']);
+  });
+
+  it('to a commit that was applied is told to those who wanted to hear it', async () => {
+    const heard: unknown[] = [];
+    const error = await one.locks
+      .withLock('listened', ({ multi, afterCommit }) => {
+        afterCommit((replies) => heard.push(replies));
+        multi.incr(one.key('listened'));
+        proxy.dropNextReply();
+      })
+      .catch((reason: unknown) => reason);
+    expect(error).toBeInstanceOf(LockOutcomeUnknownError);
+    expect((error as Error).message).toContain('was applied');
+    expect([heard, await one.redis.get(one.key('listened'))]).toEqual([[], '1']);
+  });
+
+  it('to a commit that was applied is settled as such although the fence was deleted before', async () => {
+    const result = await one.locks.withLock('fenceless', async ({ multi }) => {
+      multi.incr(one.key('fenceless'));
+      await one.redis.del(`${one.prefix}:fence:{fenceless}`);
+      proxy.dropNextReply();
+      return 'mine';
+    });
+    expect([result, await one.redis.get(one.key('fenceless'))]).toEqual(['mine', '1']);
+  });
+
+  it('to one commit after the other leaves no connection open', async () => {
+    const before = proxy.clients();
+    const many = await startLocks({ url: sharedRedisUrl(), connection: proxy.url, commandTimeout: 100 });
+    for (let i = 0; i < 8; i += 1) {
+      await many.locks
+        .withLock(`x${i}`, { retries: 0 }, ({ multi }) => {
+          multi.incr(many.key('x'));
+          if (i % 2) proxy.dropNextReply();
+          else proxy.holdRequestsWith('watch');
+        })
+        .catch(() => undefined);
+      proxy.passRequests();
+    }
+    await many.close();
+    await eventually(() => proxy.clients() === before);
+  });
+
   it('to a commit, and silence to the end of the lease, is an unknown outcome', async () => {
     await one.locks.withLock('silent', ({ multi }) => multi.set(one.key('warm'), 1));
     const outcome = await one.locks

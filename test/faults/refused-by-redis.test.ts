@@ -66,10 +66,12 @@ describe('a commit that Redis refuses', () => {
 
   it('never counts as a success what was applied because WATCH was denied meanwhile', async () => {
     const outcome = await commitAfter('unwatched', async () => {
-      await admin.del(`${one.prefix}:{unwatched}`);
+      await admin.set(`${one.prefix}:{unwatched}`, 'somebody else', 'PX', 5_000);
       await admin.acl('SETUSER', 'app', '-watch');
     });
     await admin.acl('SETUSER', 'app', '+@all');
+    expect(await admin.get(`${one.prefix}:{unwatched}`)).toBe('somebody else');
+    await admin.del(`${one.prefix}:{unwatched}`);
     expect(outcome).toBeInstanceOf(LockTransactionError);
     expect(outcome).toMatchObject({
       applied: 'partial',

@@ -5,7 +5,7 @@ import {
   LockTransactionError,
   LockUnavailableError,
 } from '../../lib/index.js';
-import type { LockContext, LockTransaction } from '../../lib/index.js';
+import type { LockContext, LockTransaction, WithLockOptions } from '../../lib/index.js';
 import { startCountingProxy } from '../support/counting-proxy.js';
 import { eventually } from '../support/eventually.js';
 import { closeAll, startLocks } from '../support/lock-application.js';
@@ -319,6 +319,88 @@ describe('work under a lock', () => {
       code: 'LOCK_CONFIGURATION',
     });
     expect(await one.redis.exists(ownerKey('x'))).toBe(0);
+  });
+
+  it('takes objects and Maps where ioredis does', async () => {
+    await one.locks.withLock('fields', ({ multi }) => {
+      multi
+        .hset(one.key('fields'), { a: 1 })
+        .hset(one.key('fields'), new Map([['b', 2]]))
+        .mset({ [one.key('m')]: 3 });
+    });
+    expect(await one.redis.hgetall(one.key('fields'))).toEqual({ a: '1', b: '2' });
+    expect(await data('m')).toBe('3');
+  });
+
+  it('with a long name, or many resources, reads the guard before it sends the transaction', async () => {
+    const long = 'x'.repeat(500);
+    const many = Array.from({ length: 12 }, (_, i) => `two-steps:${i}`);
+    for (const resource of [long, many]) {
+      const calls = Array.from({ length: 5 }, () =>
+        one.locks.withLock(resource, { wait: 5_000 }, ({ multi }) => multi.incr(one.key('two-steps'))),
+      );
+      await Promise.all(calls);
+      const lost = one.locks.withLock(resource, { retries: 0 }, async ({ multi, lock }) => {
+        multi.incr(one.key('two-steps'));
+        await other.redis.del(ownerKey(lock.resources.at(-1) ?? ''));
+      });
+      await expect(lost).rejects.toBeInstanceOf(LockLostError);
+    }
+    expect(await data('two-steps')).toBe('10');
+  });
+
+  it('may be given no options at all', async () => {
+    const options = undefined as unknown as WithLockOptions;
+    expect(await one.locks.withLock('no-options', options, () => 'fine')).toBe('fine');
+    expect(await one.redis.exists(ownerKey('no-options'))).toBe(0);
+  });
+
+  it('that releases its lock itself has not lost it, and does not run again', async () => {
+    let runs = 0;
+    const released = await one.locks.withLock('released', async ({ lock }) => {
+      await lock.release();
+      return 'fine';
+    });
+    expect(released).toBe('fine');
+    const error = await rejection(
+      one.locks.withLock('released', async ({ lock, multi }) => {
+        runs += 1;
+        multi.incr(one.key('released'));
+        await lock.release();
+      }),
+    );
+    expect(error).toBeInstanceOf(LockLostError);
+    expect([runs, await data('released')]).toEqual([1, null]);
+  });
+
+  it("has a script that failed count as possibly applied, and says 'none' only of commands that write nothing", async () => {
+    const script = "redis.call('set', KEYS[1], 'x') return redis.error_reply('boom')";
+    const error = await rejection(
+      one.locks.withLock('script', ({ multi }) => multi.eval(script, 1, one.key('script'))),
+    );
+    expect(error).toMatchObject({ applied: 'partial' });
+    await one.redis.set(one.key('text'), 'text');
+    const none = await rejection(
+      one.locks.withLock('script', ({ multi }) => multi.lpush(one.key('text'), 'x')),
+    );
+    expect(none).toMatchObject({ applied: 'none', failures: [{ index: 0 }] });
+  });
+
+  it('does not fail because a commit listener does, synchronously or later', async () => {
+    const heard: string[] = [];
+    await one.locks.withLock('listeners', ({ multi, afterCommit }) => {
+      multi.incr(one.key('listeners'));
+      afterCommit(() => {
+        throw new Error('sync');
+      });
+      afterCommit((async () => {
+        await Promise.resolve();
+        throw new Error('async');
+      }) as () => void);
+      afterCommit(async () => void heard.push('heard'));
+    });
+    expect(heard).toEqual(['heard']);
+    expect(await data('listeners')).toBe('1');
   });
 
   it('works on 40 locks at once, each applied once', async () => {

@@ -79,12 +79,14 @@ describe('a lock', () => {
 
   it('ends by itself when its holder is silent, and tells the holder before anybody else can have it', async () => {
     const lock = await one.locks.acquire('silent', { ttl: 100, autoExtend: false });
-    let toldWhileOwned = false;
-    lock.signal.addEventListener('abort', () => {
-      toldWhileOwned = lock.held === false;
+    let told = false;
+    lock.signal.addEventListener('abort', () => (told = true));
+    await eventually(async () => {
+      const wasTold = told;
+      const held = await owner('silent');
+      return held === null && wasTold; // in this order: it knew before the lock was gone
     });
-    await eventually(async () => (await owner('silent')) === null);
-    expect(toldWhileOwned).toBe(true);
+    expect(lock.held).toBe(false);
     expect(lock.signal.reason).toBeInstanceOf(LockLostError);
     expect(await other.locks.tryAcquire('silent')).not.toBeNull();
     await other.redis.del(`${one.prefix}:{silent}`);
@@ -142,6 +144,23 @@ describe('a lock', () => {
     await lock.extend(100);
     expect(lock.remaining).toBeLessThan(100);
     await eventually(() => lock.signal.aborted, 1_000);
+  });
+
+  it('extended by several callers at once is what Redis did last', async () => {
+    const lock = await one.locks.acquire('overlapping', { ttl: 5_000, autoExtend: false });
+    await Promise.all([lock.extend(30_000), lock.extend(1_000), lock.extend(20_000), lock.extend(800)]);
+    expect(lock.remaining).toBeLessThanOrEqual(800);
+    expect(await one.redis.pttl(`${one.prefix}:{overlapping}`)).toBeGreaterThanOrEqual(lock.remaining);
+    await lock.release();
+  });
+
+  it('can be released after its application was closed', async () => {
+    const closed = await startLocks({ keyPrefix: one.prefix });
+    const lock = await closed.locks.acquire('closed');
+    await closed.app.close();
+    expect(lock.signal.aborted).toBe(true);
+    await lock.release();
+    closed.redis.disconnect();
   });
 
   it('case 22: a deleted lock is noticed by the renewal, which does not create it again', async () => {

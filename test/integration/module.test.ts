@@ -105,6 +105,14 @@ describe('RedisLockModule', () => {
     expect(() => RedisLockModule.forRoot({ connection: wrongConnection })).not.toThrow(/secret/);
   });
 
+  it('refuses options that are none', () => {
+    for (const none of [null, 7, 'redis://localhost']) {
+      expect(() => RedisLockModule.forRoot(none as unknown as object)).toThrow(LockConfigurationError);
+      expect(() => RedisLockModule.forRootAsync(none as unknown as object)).toThrow(LockConfigurationError);
+    }
+    expect(() => RedisLockModule.forRoot({ name: '' })).toThrow(/"name"/);
+  });
+
   it('refuses forRootAsync without a way to the options, or with two', () => {
     expect(() => RedisLockModule.forRootAsync({})).toThrow(LockConfigurationError);
     expect(() => RedisLockModule.forRootAsync({ useClass: Factory, useFactory: given })).toThrow(
@@ -174,6 +182,50 @@ describe('RedisLockModule', () => {
     await assertNothingLeft(inDatabase3, `app:${one.prefix}`);
     inDatabase3.disconnect();
     client.disconnect();
+  });
+
+  it('borrows a client that has selected another database since', async () => {
+    const client = new Redis(sharedRedisUrl());
+    await client.select(5);
+    const one = await startLocks({ connection: client });
+    await one.locks.withLock('selected', ({ multi }) => multi.set(one.key('selected'), 1));
+    expect(await client.get(one.key('selected'))).toBe('1');
+    await one.close();
+    await assertNothingLeft(client, one.prefix);
+    client.disconnect();
+  });
+
+  it('does not depend on what users do on the client they share with it', async () => {
+    const client = new Redis(sharedRedisUrl());
+    const one = await startLocks({ connection: client, ttl: 300 });
+    const blocked = client.blpop(one.key('never'), 0).catch(() => undefined);
+    const lock = await one.locks.acquire('independent');
+    const start = performance.now();
+    await eventually(() => performance.now() - start > 400);
+    expect(lock.held).toBe(true);
+    await one.close();
+    client.disconnect();
+    await blocked;
+  });
+
+  it('leaves nothing open when the application fails to start', async () => {
+    const name = `failed-${process.pid}`;
+    const url = new URL(sharedRedisUrl());
+    const boot = startLocks(
+      { connection: { host: url.hostname, port: Number(url.port), connectionName: name } },
+      {
+        providers: [
+          {
+            provide: 'broken',
+            useFactory: () => {
+              throw new Error('broken');
+            },
+          },
+        ],
+      },
+    );
+    await expect(boot).rejects.toThrow('broken');
+    expect(String(await redis.client('LIST'))).not.toContain(name);
   });
 
   it('case 9: refuses a client that is none of ioredis, or cannot run commands', async () => {

@@ -16,6 +16,8 @@ export interface CountingProxy {
   holdRequestsWith(word: string): void;
   /** Sends what was kept back, even if the client is gone by now: as if it had been under way all the time. */
   passRequests(): void;
+  /** How many connections clients have open. */
+  clients(): number;
   close(): Promise<void>;
 }
 
@@ -29,7 +31,10 @@ export async function startCountingProxy(target: string): Promise<CountingProxy>
   let heldWord: string | undefined;
   let heldRequests: (() => void)[] = [];
 
+  const clients = new Set<Socket>();
   const server = createServer((client) => {
+    clients.add(client);
+    client.on('close', () => clients.delete(client));
     const upstream = connect(Number(port), hostname);
     let mayCount = true;
     let stuck = false;
@@ -79,6 +84,7 @@ export async function startCountingProxy(target: string): Promise<CountingProxy>
       for (const pass of heldRequests) pass();
       heldRequests = [];
     },
+    clients: () => clients.size,
     async close() {
       for (const socket of sockets) socket.destroy();
       await new Promise((resolve) => server.close(resolve));

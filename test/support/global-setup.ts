@@ -1,7 +1,15 @@
-import { mkdtempSync, readdirSync, readFileSync, rmSync, symlinkSync, writeFileSync } from 'node:fs';
+import {
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  symlinkSync,
+  writeFileSync,
+} from 'node:fs';
 import { createRequire } from 'node:module';
 import { tmpdir } from 'node:os';
-import { join } from 'node:path';
+import { dirname, join } from 'node:path';
 import { transformSync } from '@swc/core';
 import type { ProvidedRedis } from './redis/provide-redis.js';
 
@@ -19,6 +27,35 @@ export default async function globalSetup({ rootDir }: { rootDir: string }): Pro
   // Jest's workers inherit these.
   process.env.TEST_REDIS_URL = redis.url;
   process.env.TEST_PROVIDE_REDIS = file;
+  process.env.TEST_LOCK_WORKER = compileLockWorker(rootDir);
+}
+
+/** The library and the worker that tests fork, for plain Node: below the root, where it finds its packages. */
+function compileLockWorker(rootDir: string): string {
+  const to = mkdtempSync(join(rootDir, '.test-build-'));
+  process.once('exit', () => rmSync(to, { recursive: true, force: true }));
+  const sources = ['lib', 'test/support/processes'].flatMap((folder) =>
+    readdirSync(join(rootDir, folder), { recursive: true, encoding: 'utf8' })
+      .filter((name) => name.endsWith('.ts'))
+      .map((name) => join(folder, name)),
+  );
+  for (const source of sources) {
+    const { code } = transformSync(readFileSync(join(rootDir, source), 'utf8'), {
+      filename: source,
+      configFile: false,
+      swcrc: false,
+      jsc: {
+        parser: { syntax: 'typescript', decorators: true },
+        transform: { legacyDecorator: true, decoratorMetadata: true },
+        target: 'es2022',
+      },
+      module: { type: 'es6' },
+    });
+    const file = join(to, source.replace(/\.ts$/, '.js'));
+    mkdirSync(dirname(file), { recursive: true });
+    writeFileSync(file, code);
+  }
+  return join(to, 'test/support/processes/lock-worker.js');
 }
 
 /**

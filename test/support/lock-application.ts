@@ -5,6 +5,7 @@ import { NestFactory } from '@nestjs/core';
 import { Redis } from 'ioredis';
 import { LockContext, LockService, RedisLockModule } from '../../lib/index.js';
 import type { RedisLockModuleOptions } from '../../lib/index.js';
+import { eventually } from './eventually.js';
 import { sharedRedisUrl } from './redis/test-redis.js';
 
 /** A small application with locks, on keys of its own, and a client to look at what is in Redis. */
@@ -62,7 +63,7 @@ export async function closeAll(...applications: readonly LockApplication[]): Pro
   for (const result of [...closed, ...left]) if (result.status === 'rejected') throw result.reason;
 }
 
-/** Fence hashes stay for a while, by design, and with an end; nothing else does. */
+/** Fence hashes stay for a while, by design, and with an end; no other key does, and nobody listens any more. */
 export async function assertNothingLeft(redis: Redis, prefix: string): Promise<void> {
   const keys = await redis.keys(`*${prefix}*`);
   const left: string[] = [];
@@ -72,5 +73,6 @@ export async function assertNothingLeft(redis: Redis, prefix: string): Promise<v
     left.push(key);
   }
   if (keys.length > 0) await redis.del(...keys);
+  await eventually(async () => ((await redis.pubsub('CHANNELS', `*${prefix}*`)) as string[]).length === 0);
   if (left.length > 0) throw new Error(`Left in Redis: ${left.join(', ')}`);
 }

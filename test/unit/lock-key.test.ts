@@ -36,16 +36,36 @@ describe('a key template', () => {
   });
 
   it('case 30: never makes one key of two lists of values', () => {
-    const values = ['a', 'a:b', 'b', ':', '', '%3A', 'a%3Ab', '\ud800', '\udc00', '{', '}', ' ', 'x', '1'];
-    const seen = new Map<unknown, string>();
-    for (const first of values) {
-      for (const second of values) {
-        if (first === '' || second === '') continue;
-        const key = resource('k:<0>:<1>', [first, second]);
-        expect(seen.get(key)).toBeUndefined();
-        seen.set(key, JSON.stringify([first, second]));
+    const values = [
+      'a',
+      'a:b',
+      'b',
+      ':',
+      '%3A',
+      'a%3Ab',
+      '\ud800',
+      '\udc00',
+      '{',
+      '}',
+      ' ',
+      'x',
+      '1',
+      'a-b',
+      '-',
+      'xx',
+    ];
+    for (const template of ['k:<0>:<1>', 'k:<0>-<1>', '<0>x<1>', '<0>a-<1>', '<0> <1>', '<0>é<1>']) {
+      const seen = new Map<unknown, string>();
+      for (const first of values) {
+        for (const second of values) {
+          const key = resource(template, [first, second]);
+          expect(seen.get(key)).toBeUndefined();
+          seen.set(key, JSON.stringify([first, second]));
+        }
       }
     }
+    expect(resource('user-<0>', ['a-b'])).toBe('user-a-b'); // nothing to be mixed up with
+    expect(() => resource('<0><1>', ['a', 'b'])).toThrow(/between its placeholders/);
   });
 
   it.each([undefined, null, '', NaN, Infinity, {}, [], () => 1, Symbol('s')])(
@@ -100,7 +120,7 @@ describe('a key function', () => {
 
 describe('names of parameters', () => {
   /* eslint-disable -- odd on purpose */
-  class Odd {
+  class Odd extends Object {
     async plain(a: string, b: number) {
       return [a, b];
     }
@@ -125,6 +145,13 @@ describe('names of parameters', () => {
     async *generator(a: string) {
       yield a;
     }
+    #secret = 1;
+    async secretive(a: string) {
+      return [a, this.#secret, import.meta.url];
+    }
+    async supper(a: string) {
+      return [a, super.toString()];
+    }
     arrow = async (a: string, b = '=>') => [a, b];
     single = async (a: string) => a;
     expression = async function named(a: string) {
@@ -140,6 +167,8 @@ describe('names of parameters', () => {
     ['quoted name', ['a']],
     ['computed', ['a']],
     ['generator', ['a']],
+    ['secretive', ['a']],
+    ['supper', ['a']],
     ['arrow', ['a', 'b']],
     ['single', ['a']],
     ['expression', ['a']],
@@ -148,6 +177,6 @@ describe('names of parameters', () => {
   });
 
   it('of a native function are not known', () => {
-    expect(parameterNames(Math.max)).toEqual([]);
+    expect(parameterNames(Math.max)).toBeUndefined();
   });
 });

@@ -69,7 +69,26 @@ describe('commands queued under a lock', () => {
     expect(() => queue.multi.set('a', 1, () => undefined)).toThrow(/callback/);
   });
 
-  it('can be looked at by a logger', () => {
-    expect(() => String(Object.prototype.toString.call(queueOf().multi))).not.toThrow();
+  it('refuse what ioredis could not write, or would write as nonsense', () => {
+    for (const arg of [Object.create(null), {}, new Map(), Symbol('s'), () => 1, [{}]]) {
+      const queue = queueOf();
+      expect(() => (queue.multi as unknown as Loose)['set']?.('a', arg)).toThrow(LockTransactionError);
+      expect(() => queue.take()).toThrow(LockTransactionError);
+    }
+  });
+
+  it('are taken as they are when they are queued', () => {
+    const queue = queueOf();
+    const [list, bytes, fields] = [['a', 'b'], Buffer.from('x'), { f: 1 }];
+    queue.multi.call('RPUSH', ['k', ...list]).set('b', bytes);
+    (queue.multi as unknown as Loose)['call']?.('HSET', 'h', fields);
+    list[0] = 'changed';
+    bytes[0] = 0;
+    fields.f = 2;
+    expect(queue.take()).toEqual([
+      { method: 'call', args: ['RPUSH', ['k', 'a', 'b']] },
+      { method: 'set', args: ['b', Buffer.from('x')] },
+      { method: 'call', args: ['HSET', 'h', new Map([['f', 1]])] },
+    ]);
   });
 });

@@ -10,6 +10,11 @@ export function privateRedis(serverArguments: readonly string[] = []): Promise<P
   return provideRedis({ private: true, arguments: serverArguments });
 }
 
+/** A server in the place of one that was stopped. */
+export function privateRedisAt(port: number): Promise<ProvidedRedis> {
+  return provideRedis({ private: true, machine: { freePort: async () => port } });
+}
+
 /** provide-redis as a CommonJS file, for tests that use it in a process of its own. */
 export function compiledProvideRedis(): string {
   return fromGlobalSetup('TEST_PROVIDE_REDIS');

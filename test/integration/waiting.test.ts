@@ -1,0 +1,309 @@
+import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
+import { LockNotAcquiredError } from '../../lib/index.js';
+import type { AcquireOptions, Lock } from '../../lib/index.js';
+import { startCountingProxy } from '../support/counting-proxy.js';
+import { eventually } from '../support/eventually.js';
+import { closeAll, startLocks } from '../support/lock-application.js';
+import type { LockApplication } from '../support/lock-application.js';
+import { sharedRedisUrl } from '../support/redis/test-redis.js';
+
+describe('waiting for a lock', () => {
+  let one: LockApplication;
+  let other: LockApplication;
+
+  beforeAll(async () => {
+    one = await startLocks();
+    other = await startLocks({ keyPrefix: one.prefix });
+  });
+  afterAll(() => closeAll(one, other));
+
+  const waiters = (resource: string) => one.redis.zcard(`${one.prefix}:queue:{${resource}}`);
+  const owner = (resource: string) => one.redis.get(`${one.prefix}:{${resource}}`);
+  /** Starts to wait, and resolves when the place in the queue is taken. */
+  const queueUp = async (from: LockApplication, resource: string, options: AcquireOptions = {}) => {
+    const before = await waiters(resource);
+    const lock = from.locks.acquire(resource, { wait: 5_000, ...options });
+    lock.catch(() => undefined); // whoever looks at it hears of it
+    await eventually(async () => (await waiters(resource)) > before);
+    return { lock };
+  };
+
+  it('ends when the holder releases it, in the same process and in another one', async () => {
+    for (const from of [one, other]) {
+      const held = await one.locks.acquire('simple');
+      const { lock } = await queueUp(from, 'simple');
+      await held.release();
+      const mine = await lock;
+      expect(await owner('simple')).toBe(mine.token);
+      expect(mine.fencingToken).toBeGreaterThan(held.fencingToken);
+      await mine.extend(); // the lease is whole
+      expect(await one.redis.pttl(`${one.prefix}:{simple}`)).toBeGreaterThan(1_500);
+      await mine.release();
+      expect(await owner('simple')).toBeNull();
+    }
+  });
+
+  it('takes what is free at once', async () => {
+    const lock = await one.locks.acquire('free', { wait: Infinity });
+    expect(await owner('free')).toBe(lock.token);
+    await lock.release();
+  });
+
+  it('is first come, first served, across services', async () => {
+    const order: string[] = [];
+    const held = await one.locks.acquire('fifo');
+    const turns = [one, other, one, one, other, other, one].map(async (from, i) => {
+      await eventually(async () => (await waiters('fifo')) === i);
+      await from.locks.withLock('fifo', { wait: 5_000 }, () => void order.push(`${i}`));
+    });
+    await eventually(async () => (await waiters('fifo')) === 7);
+    await held.release();
+    await Promise.all(turns);
+    expect(order).toEqual(['0', '1', '2', '3', '4', '5', '6']);
+  });
+
+  it('cannot be overtaken by tryAcquire, nor by a newcomer, while the lock changes hands', async () => {
+    const held = await one.locks.acquire('barging');
+    const { lock } = await queueUp(other, 'barging');
+    // The holder dies: from its end on the lock is free, but not for just anybody.
+    await one.redis.del(`${one.prefix}:{barging}`);
+    expect(await one.locks.tryAcquire('barging')).toBeNull();
+    const mine = await lock;
+    expect(await owner('barging')).toBe(mine.token);
+    await mine.release();
+    await held.release();
+  });
+
+  it('gives up at its deadline, with the reason, and leaves no place behind', async () => {
+    await using _held = await one.locks.acquire('deadline');
+    const started = performance.now();
+    const refusal = await other.locks.acquire('deadline', { wait: 80 }).catch((error: unknown) => error);
+    expect(performance.now() - started).toBeGreaterThanOrEqual(79);
+    expect(refusal).toBeInstanceOf(LockNotAcquiredError);
+    expect(refusal).toMatchObject({ reason: 'timeout', status: 423 });
+    expect((refusal as LockNotAcquiredError).retryAfter).toBeGreaterThan(0);
+    expect(await waiters('deadline')).toBe(0);
+  });
+
+  it('gives up when it is aborted, with the cause, and leaves no place behind', async () => {
+    const held = await one.locks.acquire('aborted');
+    const controller = new AbortController();
+    const { lock } = await queueUp(other, 'aborted', { wait: Infinity, signal: controller.signal });
+    controller.abort(new Error('not wanted any more'));
+    await expect(lock).rejects.toMatchObject({
+      reason: 'aborted',
+      cause: { message: 'not wanted any more' },
+    });
+    expect(await waiters('aborted')).toBe(0);
+    await held.release();
+    expect(await owner('aborted')).toBeNull();
+  });
+
+  it('passes on a grant that crosses the giving up', async () => {
+    for (let i = 0; i < 30; i += 1) {
+      const held = await one.locks.acquire('crossing');
+      const controller = new AbortController();
+      const { lock } = await queueUp(other, 'crossing', { signal: controller.signal });
+      const { lock: next } = await queueUp(one, 'crossing');
+      // Both at once: whichever comes first, the next in line has it in the end.
+      const released = held.release();
+      controller.abort();
+      const first = await lock.catch(() => undefined);
+      await first?.release();
+      await released;
+      await (await next).release();
+    }
+    expect([await waiters('crossing'), await owner('crossing')]).toEqual([0, null]);
+  });
+
+  it('is refused at once when maxWaiters wait, in whatever process', async () => {
+    const limited = await startLocks({ keyPrefix: one.prefix, maxWaiters: 2 });
+    const held = await one.locks.acquire('full');
+    const first = await queueUp(one, 'full');
+    const second = await queueUp(other, 'full');
+    const refusal = await limited.locks.acquire('full', { wait: Infinity }).catch((error: unknown) => error);
+    expect(refusal).toMatchObject({ code: 'LOCK_NOT_ACQUIRED', reason: 'queue_full', status: 503 });
+    expect(await waiters('full')).toBe(2);
+    await held.release();
+    await (await first.lock).release();
+    await (await second.lock).release();
+    await limited.app.close();
+    limited.redis.disconnect();
+  });
+
+  it('uses the module default for wait, and tryAcquire ignores it', async () => {
+    const patient = await startLocks({ keyPrefix: one.prefix, wait: 60 });
+    await using _held = await one.locks.acquire('default');
+    await expect(patient.locks.acquire('default')).rejects.toMatchObject({ reason: 'timeout' });
+    expect(await patient.locks.tryAcquire('default', { wait: 10_000 })).toBeNull();
+    await expect(patient.locks.acquire('default', { wait: 0 })).rejects.toMatchObject({ reason: 'busy' });
+    await patient.app.close();
+    patient.redis.disconnect();
+  });
+
+  it('takes over from a holder that is silent, soon after the end of its lease', async () => {
+    await one.locks.acquire('silent', { ttl: 200, autoExtend: false });
+    const { lock } = await queueUp(other, 'silent');
+    const before = performance.now();
+    const mine = await lock;
+    expect(performance.now() - before).toBeLessThan(320);
+    await mine.release();
+  });
+
+  it('hears of a holder whose lease is shorter than the last one', async () => {
+    const long = await one.locks.acquire('shorter', { ttl: 30_000 });
+    const { lock: short } = await queueUp(one, 'shorter', { ttl: 200, autoExtend: false });
+    const { lock: last } = await queueUp(other, 'shorter');
+    await long.release();
+    await short; // never released
+    const before = performance.now();
+    const mine = await last;
+    expect(performance.now() - before).toBeLessThan(400);
+    await mine.release();
+  });
+
+  it('sends nothing while it waits', async () => {
+    const proxy = await startCountingProxy(sharedRedisUrl());
+    const idle = await startLocks({ url: sharedRedisUrl(), connection: proxy.url, keyPrefix: one.prefix });
+    const held = await one.locks.acquire('quiet', { ttl: 20_000 });
+    const waiting = await Promise.all(
+      Array.from({ length: 20 }, () =>
+        idle.locks.acquire('quiet', { wait: Infinity }).then((lock) => lock.release()),
+      ).map((done) => ({ done })),
+    );
+    await eventually(async () => (await waiters('quiet')) === 20);
+    proxy.reset();
+    const start = performance.now();
+    await eventually(() => performance.now() - start > 500);
+    expect(proxy.roundTrips()).toBe(0);
+    await held.release();
+    await Promise.all(waiting.map(({ done }) => done));
+    await idle.app.close();
+    idle.redis.disconnect();
+    await proxy.close();
+  });
+
+  it('hands a lock over inside of a process in one round trip each, and without a message', async () => {
+    const proxy = await startCountingProxy(sharedRedisUrl());
+    const local = await startLocks({ url: sharedRedisUrl(), connection: proxy.url, keyPrefix: one.prefix });
+    const held = await local.locks.acquire('local', { wait: 1_000 });
+    const first = local.locks.acquire('local', { wait: 5_000 });
+    const second = local.locks.acquire('local', { wait: 5_000 });
+    await eventually(async () => (await waiters('local')) === 2);
+    const monitor = await one.redis.monitor();
+    const published: string[] = [];
+    monitor.on('monitor', (_time: string, [command, ...args]: string[]) => {
+      if (command?.toLowerCase() === 'publish' && args.join().includes(one.prefix))
+        published.push(args.join(' '));
+    });
+    proxy.reset();
+    await held.release();
+    await (await first).release();
+    await (await second).release();
+    expect(proxy.roundTrips()).toBe(3);
+    expect(published).toEqual([]);
+    monitor.disconnect();
+    await local.app.close();
+    local.redis.disconnect();
+    await proxy.close();
+  });
+
+  it('for several resources waits in line for each, and has all or none', async () => {
+    const b = await other.locks.acquire('m:b');
+    const all = one.locks.acquire(['m:c', 'm:a', 'm:b'], { wait: 5_000 });
+    await eventually(async () => (await waiters('m:b')) === 1);
+    expect(await owner('m:a')).not.toBeNull(); // taken, and kept alive
+    expect(await owner('m:c')).toBeNull();
+    await b.release();
+    const lock = await all;
+    expect(lock.resources).toEqual(['m:a', 'm:b', 'm:c']);
+    for (const resource of lock.resources) expect(await owner(resource)).toBe(lock.token);
+    expect(lock.fencingTokens.size).toBe(3);
+    await lock.release();
+
+    const again = await other.locks.acquire('m:b');
+    await expect(one.locks.acquire(['m:a', 'm:b'], { wait: 60 })).rejects.toMatchObject({
+      reason: 'timeout',
+    });
+    expect([await owner('m:a'), await waiters('m:b')]).toEqual([null, 0]);
+    await again.release();
+  });
+
+  it('for several resources in opposite order never deadlocks', async () => {
+    let done = 0;
+    const pairs = [
+      ['d:a', 'd:b'],
+      ['d:b', 'd:a'],
+      ['d:b', 'd:c'],
+      ['d:c', 'd:a'],
+    ];
+    await Promise.all(
+      pairs.flatMap((pair) =>
+        [one, other].map(async ({ locks }) => {
+          for (let i = 0; i < 10; i += 1) {
+            await locks.withLock(pair, { wait: 10_000 }, async () => {
+              done += 1;
+              await Promise.resolve();
+            });
+          }
+        }),
+      ),
+    );
+    expect(done).toBe(80);
+  });
+
+  it('keeps several workers of two services apart, and starves none', async () => {
+    const turns = new Map<string, number>();
+    let inside = 0;
+    let most = 0;
+    const worker = async (from: LockApplication, name: string) => {
+      for (let i = 0; i < 25; i += 1) {
+        await from.locks.withLock('crowd', { wait: 10_000 }, async ({ redis, multi }) => {
+          most = Math.max(most, (inside += 1));
+          multi.set(one.key('crowd'), Number((await redis.get(one.key('crowd'))) ?? 0) + 1);
+          inside -= 1;
+          turns.set(name, (turns.get(name) ?? 0) + 1);
+        });
+      }
+    };
+    await Promise.all([one, other].flatMap((from, i) => [0, 1, 2, 3].map((j) => worker(from, `${i}${j}`))));
+    expect(most).toBe(1);
+    expect(await one.redis.get(one.key('crowd'))).toBe('200');
+    expect([...turns.values()]).toEqual(Array.from({ length: 8 }, () => 25));
+  });
+
+  it('is ended by the closing of its application, with the reason, and leaves no place behind', async () => {
+    const closing = await startLocks({ keyPrefix: one.prefix });
+    const held = await one.locks.acquire('closing');
+    const { lock } = await queueUp(closing, 'closing', { wait: Infinity });
+    const closed = closing.app.close();
+    await expect(lock).rejects.toMatchObject({ reason: 'shutdown', status: 503 });
+    expect(await waiters('closing')).toBe(0);
+    await closed;
+    closing.redis.disconnect();
+    await held.release();
+  });
+
+  it('minHold: is released no sooner than that, without keeping the caller', async () => {
+    const started = performance.now();
+    await one.locks.withLock('min-hold', { minHold: 300, ttl: 10_000 }, ({ multi }) =>
+      multi.set(one.key('mh'), 1),
+    );
+    expect(performance.now() - started).toBeLessThan(250);
+    expect(await one.redis.get(one.key('mh'))).toBe('1');
+    expect(await other.locks.tryAcquire('min-hold')).toBeNull();
+    expect(await one.redis.pttl(`${one.prefix}:{min-hold}`)).toBeLessThanOrEqual(300);
+    const next: Lock = await other.locks.acquire('min-hold', { wait: 2_000 });
+    expect(performance.now() - started).toBeGreaterThanOrEqual(299);
+    expect(performance.now() - started).toBeLessThan(1_000);
+    await next.release();
+  });
+
+  it('minHold: is no longer than the work when the work takes longer', async () => {
+    const lock = await one.locks.acquire('min-hold-2', { minHold: 30 });
+    const started = performance.now();
+    await eventually(() => performance.now() - started > 40);
+    await lock.release();
+    expect(await owner('min-hold-2')).toBeNull();
+  });
+});
