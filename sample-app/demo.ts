@@ -79,7 +79,7 @@ async function compare(
   });
   console.log(
     `${buyers} buyers want ${tickets} tickets, from ${SHOPS} instances of a shop that share one Redis. Each reads\n` +
-      'what is left, takes the payment, then writes the order: first without a lock, then under one.\n',
+      'what is left, takes the payment, then writes the order: first without a lock, then in line for one.\n',
   );
   const sale = async (title: string, route: string): Promise<Run> => {
     const concertId = `demo-${randomUUID()}`;

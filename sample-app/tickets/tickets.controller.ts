@@ -10,7 +10,7 @@ export class TicketsController {
     private readonly unprotected: UnprotectedTicketsService,
   ) {}
 
-  /** 201 the order; 410 sold out; 423 with Retry-After while someone else buys, which RedisLockModule answers. */
+  /** 201 the order; 410 sold out; 423 with Retry-After when the line is too long, which RedisLockModule answers. */
   @Post('orders/:buyer')
   buy(@Param('concertId') concertId: string, @Param('buyer') buyer: string): Promise<Order> {
     return this.tickets.buy(concertId, buyer);

@@ -4,7 +4,10 @@ import { PaymentsService } from '../payments/payments.service.js';
 import { concertKeys } from './concert-keys.js';
 import type { Order } from './order.js';
 
-/** Sells tickets under a lock: one purchase per concert at a time, whichever instance of the shop it comes to. */
+/**
+ * Sells tickets under a lock: one purchase per concert at a time, whichever instance of the shop it comes to, and the
+ * others wait in line.
+ */
 @Injectable()
 export class TicketsService {
   constructor(
@@ -12,7 +15,7 @@ export class TicketsService {
     private readonly payments: PaymentsService,
   ) {}
 
-  @WithLock('concert:<concertId>')
+  @WithLock('concert:<concertId>', { wait: 10_000 })
   async buy(concertId: string, buyer: string): Promise<Order> {
     const { stock, orders } = concertKeys(concertId);
     const left = Number(await this.lock.redis.get(stock));
