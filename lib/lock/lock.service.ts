@@ -53,6 +53,7 @@ export class LockService
   readonly #running = new Set<Promise<unknown>>();
   #refused: 'nothing' | 'outside of scopes' | 'everything' = 'nothing';
   #closed: Promise<void> | undefined;
+  #lastKeys: { resource: string; slot: string | undefined; keys: readonly ResourceKeys[] } | undefined;
 
   private constructor(options: ResolvedModuleOptions, scopes: LockScopes) {
     const { commandTimeout } = options;
@@ -194,9 +195,18 @@ export class LockService
     await this.#connections.close();
   }
 
-  /** @throws LockConfigurationError for a name that is no resource */
+  /**
+   * The last resource is remembered: callers often want the same one again, and thousands may wait for it.
+   *
+   * @throws LockConfigurationError for a name that is no resource
+   */
   #keysOf(resource: Resource, slot: string | undefined): readonly ResourceKeys[] {
-    return normaliseResources(resource).map((name) => resourceKeys(this.#options.keyPrefix, name, slot));
+    const last = this.#lastKeys;
+    if (last?.resource === resource && last.slot === slot) return last.keys;
+    const { keyPrefix } = this.#options;
+    const keys = normaliseResources(resource).map((name) => resourceKeys(keyPrefix, name, slot));
+    if (typeof resource === 'string') this.#lastKeys = { resource, slot, keys };
+    return keys;
   }
 
   async #acquire(resource: Resource, options: AcquireOptions): Promise<Lock> {

@@ -41,7 +41,8 @@ interface Waiter {
   retryAfter: number | undefined;
   resolve(granted: Granted): void;
   reject(error: unknown): void;
-  cleanUp(): void;
+  /** Ends its timer and its listener, if it has any. */
+  cleanUp: (() => void) | undefined;
 }
 
 /** The local waiters of one resource, in the order they came, and a timer for the end of the holder's lease. */
@@ -63,14 +64,14 @@ interface Line {
  */
 export class WaitingRoom {
   readonly #store: LockStore;
-  readonly #subscribed: () => Promise<void>;
+  readonly #subscribed: () => Promise<void> | undefined;
   readonly #commandTimeout: number;
   readonly #byToken = new Map<string, Waiter>();
   readonly #lines = new Map<string, Line>();
   #closed: 'no' | 'except nested' | 'yes' = 'no';
 
-  /** @param subscribed resolves when this client would hear of a hand-over */
-  constructor(store: LockStore, subscribed: () => Promise<void>, commandTimeout: number) {
+  /** @param subscribed resolves when this client would hear of a hand-over; undefined: it would by now */
+  constructor(store: LockStore, subscribed: () => Promise<void> | undefined, commandTimeout: number) {
     this.#store = store;
     this.#subscribed = subscribed;
     this.#commandTimeout = commandTimeout;
@@ -86,10 +87,13 @@ export class WaitingRoom {
    */
   async wait(claim: Claim, ttl: number, patience: Patience): Promise<Granted> {
     const resources = claim.keys.map(({ resource }) => resource);
-    await within(this.#commandTimeout, this.#subscribed()).catch((cause: unknown) => {
-      const message = `Waiting is not possible, since Redis could not be subscribed to: ${String(cause)}`;
-      throw new LockUnavailableError(message, { resources, cause });
-    });
+    const subscribed = this.#subscribed();
+    if (subscribed) {
+      await within(this.#commandTimeout, subscribed).catch((cause: unknown) => {
+        const message = `Waiting is not possible, since Redis could not be subscribed to: ${String(cause)}`;
+        throw new LockUnavailableError(message, { resources, cause });
+      });
+    }
     if (this.#closed === 'yes' || (this.#closed === 'except nested' && !patience.nested)) {
       throw new LockNotAcquiredError('shutdown', { resources });
     }
@@ -141,9 +145,6 @@ export class WaitingRoom {
     resolve: (granted: Granted) => void,
     reject: (error: unknown) => void,
   ): Waiter {
-    const onAbort = () => void this.#giveUp(waiter, 'aborted');
-    const deadline =
-      patience.until < Infinity ? new Alarm(() => void this.#giveUp(waiter, 'timeout')) : undefined;
     const waiter: Waiter = {
       claim,
       ttl,
@@ -155,13 +156,8 @@ export class WaitingRoom {
       retryAfter: undefined,
       resolve,
       reject,
-      cleanUp: () => {
-        deadline?.clear();
-        patience.signal?.removeEventListener('abort', onAbort);
-      },
+      cleanUp: this.#watchPatience(patience, (reason) => void this.#giveUp(waiter, reason)),
     };
-    deadline?.set(patience.until);
-    patience.signal?.addEventListener('abort', onAbort);
     this.#byToken.set(claim.token, waiter);
     let line = this.#lineOf(waiter);
     if (!line) {
@@ -177,6 +173,21 @@ export class WaitingRoom {
     }
     line.waiters.add(waiter);
     return waiter;
+  }
+
+  #watchPatience(
+    { until, signal }: Patience,
+    giveUp: (reason: LockNotAcquiredReason) => void,
+  ): (() => void) | undefined {
+    if (until === Infinity && signal === undefined) return undefined;
+    const onAbort = () => giveUp('aborted');
+    const deadline = until < Infinity ? new Alarm(() => giveUp('timeout')) : undefined;
+    deadline?.set(until);
+    signal?.addEventListener('abort', onAbort);
+    return () => {
+      deadline?.clear();
+      signal?.removeEventListener('abort', onAbort);
+    };
   }
 
   /** One ask at a time for each waiter. Never rejects: what goes wrong ends the waiting. */
@@ -257,7 +268,7 @@ export class WaitingRoom {
   #leave(waiter: Waiter, state: 'granted' | 'gone'): void {
     if (waiter.state !== 'waiting') return;
     waiter.state = state;
-    waiter.cleanUp();
+    waiter.cleanUp?.();
     this.#byToken.delete(waiter.claim.token);
     const line = this.#lineOf(waiter);
     line?.waiters.delete(waiter);

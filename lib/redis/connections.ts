@@ -82,12 +82,12 @@ export class Connections {
   }
 
   /**
-   * Resolves when hand-overs to this service's waiters would be heard.
+   * Resolves when hand-overs to this service's waiters would be heard; undefined when they would be by now.
    *
    * @throws Redis' error when it refuses the subscription
    */
-  async subscribed(): Promise<void> {
-    await this.#wakeUps.ready();
+  subscribed(): Promise<void> | undefined {
+    return this.#wakeUps.isReady ? undefined : this.#wakeUps.ready();
   }
 
   /** Closes what this service opened; a borrowed client stays as it is. */

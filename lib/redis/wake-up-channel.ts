@@ -23,6 +23,7 @@ export class WakeUpChannel {
   readonly #listener: { onToken(token: string): void; onSubscribed(): void; onError(error: Error): void };
   #redis: Redis | undefined;
   #subscribed = deferred();
+  #isReady = false;
 
   constructor(
     duplicate: (options: RedisOptions) => Redis,
@@ -32,6 +33,10 @@ export class WakeUpChannel {
     this.#duplicate = duplicate;
     this.#name = name;
     this.#listener = listener;
+  }
+
+  get isReady(): boolean {
+    return this.#isReady;
   }
 
   /** Resolves when the channel is subscribed to; rejects when Redis refuses that. Waits as long as it takes. */
@@ -50,6 +55,7 @@ export class WakeUpChannel {
     redis.on('message', (_channel: string, token: string) => this.#listener.onToken(token));
     redis.on('ready', () => void this.#subscribe(redis));
     redis.on('close', () => {
+      this.#isReady = false;
       if (this.#subscribed.settled) this.#subscribed = deferred();
     });
     redis.connect().catch((error: Error) => this.#listener.onError(error)); // goes on trying by itself
@@ -66,6 +72,7 @@ export class WakeUpChannel {
       redis.disconnect();
       return;
     }
+    this.#isReady = true;
     this.#subscribed.resolve();
     this.#listener.onSubscribed();
   }

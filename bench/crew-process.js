@@ -1,0 +1,15 @@
+/** A process with a crew, for scenarios over several processes: tells when it is ready, starts when it is told to. */
+import { crew } from './crew.js';
+import { subjects } from './subjects.js';
+
+const [url, name, resource, workers, seconds] = process.argv.slice(2);
+const subject = await subjects[name].start(url);
+await crew(subject, `${resource}:warm-up:${process.pid}`, 1, 0.2);
+process.send('ready');
+process.once('message', async () => {
+  const result = await crew(subject, resource, Number(workers), Number(seconds));
+  process.send(result, async () => {
+    await subject.close();
+    process.disconnect();
+  });
+});

@@ -1,0 +1,69 @@
+/** 10,000 of something in one process: leases that have to be renewed, waiters that have to be remembered. */
+import { monitorEventLoopDelay } from 'node:perf_hooks';
+import { Redis } from 'ioredis';
+import { startLocks } from '../subjects.js';
+
+const MANY = 10_000;
+
+/** How many round trips their renewal takes in each period of a third of the ttl, and how long the loop stands still. */
+export async function leases(url) {
+  const ttl = 6_000;
+  const { app, locks } = await startLocks(url, { ttl });
+  const redis = new Redis(url);
+  const scripts = async () =>
+    Number(/cmdstat_evalsha:calls=(\d+)/.exec(await redis.info('commandstats'))?.[1] ?? 0);
+  for (let i = 0; i < MANY; i += 500) {
+    await Promise.all(Array.from({ length: 500 }, (_, j) => locks.acquire(`lease:${i + j}`)));
+  }
+  const loop = monitorEventLoopDelay({ resolution: 1 });
+  const periods = [];
+  loop.enable();
+  for (let period = 0; period < 4; period += 1) {
+    const before = await scripts();
+    await new Promise((resolve) => setTimeout(resolve, ttl / 3));
+    periods.push((await scripts()) - before);
+  }
+  loop.disable();
+  const held = Number((await redis.eval("return #redis.call('keys', 'lock:{lease:*')", 0)) ?? 0);
+  await app.close();
+  redis.disconnect();
+  return { leases: held, roundTripsPerPeriod: Math.max(...periods), loopDelayMax: loop.max / 1e6 };
+}
+
+/** What they cost in memory, and in which order and how fast they are served. */
+export async function waiters(url) {
+  const { app, locks } = await startLocks(url);
+  const redis = new Redis(url);
+  const held = await locks.acquire('crowd');
+  await (await locks.acquire('warm-up', { wait: Infinity })).release();
+  globalThis.gc();
+  const before = process.memoryUsage().heapUsed;
+  const order = [];
+  const waiting = [];
+  for (let i = 0; i < MANY; i += 500) {
+    for (let j = 0; j < 500; j += 1) {
+      const place = i + j;
+      waiting.push(
+        locks.acquire('crowd', { wait: Infinity }).then((lock) => {
+          order.push(place);
+          return lock.release();
+        }),
+      );
+    }
+    while ((await redis.zcard('lock:queue:{crowd}')) < i + 500);
+  }
+  globalThis.gc();
+  const heapMb = (process.memoryUsage().heapUsed - before) / 2 ** 20;
+  const start = performance.now();
+  await held.release();
+  await Promise.all(waiting);
+  const seconds = (performance.now() - start) / 1_000;
+  await app.close();
+  redis.disconnect();
+  return {
+    waiters: MANY,
+    heapMb,
+    inOrder: order.every((place, i) => place === i),
+    perSecond: MANY / seconds,
+  };
+}
