@@ -1,8 +1,8 @@
 import { LockNotAcquiredError } from '../errors/lock.errors.js';
 import { now } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
-import type { ResourceKeys } from '../redis/lock-keys.js';
-import type { Claim, LockStore } from '../redis/lock-store.js';
+import type { Claim, ResourceKeys } from '../redis/lock-keys.js';
+import type { LockStore } from '../redis/lock-store.js';
 import { Lease } from './lease.js';
 import type { LeaseKeeper } from './lease-keeper.js';
 import type { Patience, WaitingRoom } from './waiting-room.js';

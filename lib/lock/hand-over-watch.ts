@@ -1,6 +1,6 @@
 import { Alarm } from '../redis/deadline.js';
 import type { ResourceKeys } from '../redis/lock-keys.js';
-import { PROVISIONAL_TTL } from '../redis/lock-scripts.js';
+import { PROVISIONAL_TTL } from '../redis/script-parts.js';
 import type { LockStore } from '../redis/lock-store.js';
 
 /** ms after the end of a provisional grant until it is looked after. */

@@ -1,6 +1,7 @@
 import { LockLostError, LockUnavailableError } from '../errors/lock.errors.js';
 import { Alarm, MAX_TIMER_DELAY } from '../redis/deadline.js';
-import type { Claim, LockStore, Release } from '../redis/lock-store.js';
+import type { Claim } from '../redis/lock-keys.js';
+import type { LockStore, Release } from '../redis/lock-store.js';
 import { now } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
 import type { Lease } from './lease.js';

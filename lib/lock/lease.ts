@@ -1,7 +1,6 @@
 import { elapsedSince } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
-import type { Claim } from '../redis/lock-store.js';
-import type { ResourceKeys } from '../redis/lock-keys.js';
+import type { Claim, ResourceKeys } from '../redis/lock-keys.js';
 
 export type LeaseState = 'held' | 'lost' | 'released';
 

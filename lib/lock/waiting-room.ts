@@ -3,7 +3,8 @@ import type { LockNotAcquiredReason } from '../errors/lock.errors.js';
 import { Alarm, within } from '../redis/deadline.js';
 import { elapsedSince, now } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
-import type { Claim, HandedOver, LockStore } from '../redis/lock-store.js';
+import type { Claim } from '../redis/lock-keys.js';
+import type { HandedOver, LockStore } from '../redis/lock-store.js';
 
 /** How long somebody is ready to wait, and how many may. */
 export interface Patience {

@@ -1,9 +1,9 @@
 import { ReplyError } from 'ioredis';
 import type { ChainableCommander, Redis } from 'ioredis';
 import { DeadlineError, within } from './deadline.js';
-import { FINISH, GUARD } from './lock-scripts.js';
-import { triples } from './lock-store.js';
-import type { Claim } from './lock-store.js';
+import { FINISH, GUARD } from './commit-scripts.js';
+import { triples } from './lock-keys.js';
+import type { Claim } from './lock-keys.js';
 
 /** A command as ioredis is called for it. */
 export interface ClientCommand {

@@ -3,9 +3,8 @@ import type { RedisOptions } from 'ioredis';
 import { LockConfigurationError } from '../errors/lock.errors.js';
 import type { ResolvedModuleOptions } from '../redis-lock.options.js';
 import { CommitConnection } from './commit-connection.js';
+import type { RedisClient } from './redis-client.js';
 import { WakeUpChannel } from './wake-up-channel.js';
-
-export type RedisClient = Redis | Cluster;
 
 /** By default ioredis keeps the process alive for 2 s after a disconnect from a server that is not there. */
 const OWN_CLIENT = { lazyConnect: true, disconnectTimeout: 0 } as const satisfies RedisOptions;

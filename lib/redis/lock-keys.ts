@@ -15,6 +15,12 @@ export interface ResourceKeys {
   readonly fence: string;
 }
 
+/** A token and what it was taken for: all a script needs to know. */
+export interface Claim {
+  readonly token: string;
+  readonly keys: readonly ResourceKeys[];
+}
+
 const MAX_RESOURCE_BYTES = 512;
 const READABLE_BYTES = 480;
 
@@ -47,6 +53,11 @@ export function normaliseResources(resource: Resource): readonly string[] {
     }
   }
   return [...new Set(names as string[])].sort();
+}
+
+/** KEYS of most scripts: owner, queue, fence of one resource after the other. */
+export function triples(keys: readonly ResourceKeys[]): string[] {
+  return keys.flatMap(({ owner, queue, fence }) => [owner, queue, fence]);
 }
 
 /**

@@ -1,17 +1,12 @@
 import { LockUnavailableError } from '../errors/lock.errors.js';
 import { now } from './instant.js';
 import type { Instant } from './instant.js';
-import type { RedisClient } from './connections.js';
 import { pause, within } from './deadline.js';
-import type { ResourceKeys } from './lock-keys.js';
+import { triples } from './lock-keys.js';
+import type { Claim, ResourceKeys } from './lock-keys.js';
 import { ACQUIRE, BURN, RELEASE, RENEW } from './lock-scripts.js';
-import type { Script } from './lock-scripts.js';
-
-/** A token and what it was taken for: all a script needs to know. */
-export interface Claim {
-  readonly token: string;
-  readonly keys: readonly ResourceKeys[];
-}
+import type { RedisClient } from './redis-client.js';
+import type { Script } from './script-parts.js';
 
 /** A wish to wait: for how many ms the place may be needed, and how many waiters there may be. */
 export interface Place {
@@ -255,11 +250,6 @@ export class LockStore {
       throw unavailable(error, keys);
     }
   }
-}
-
-/** KEYS of most scripts: owner, queue, fence of one resource after the other. */
-export function triples(keys: readonly ResourceKeys[]): string[] {
-  return keys.flatMap(({ owner, queue, fence }) => [owner, queue, fence]);
 }
 
 function unavailable(cause: unknown, keys: readonly ResourceKeys[]): LockUnavailableError {

@@ -6,7 +6,7 @@ import {
 } from '../errors/lock.errors.js';
 import type { Lease } from '../lock/lease.js';
 import type { Lock } from '../lock/lock.js';
-import type { RedisClient } from '../redis/connections.js';
+import type { RedisClient } from '../redis/redis-client.js';
 import { LockContext } from './lock-context.js';
 import { CommandQueue } from './lock-transaction.js';
 import type { LockTransaction, QueuedCommand } from './lock-transaction.js';

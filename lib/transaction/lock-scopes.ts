@@ -1,7 +1,7 @@
 import { AsyncLocalStorage } from 'node:async_hooks';
 import { LockScopeError } from '../errors/lock.errors.js';
 import type { Lock } from '../lock/lock.js';
-import type { RedisClient } from '../redis/connections.js';
+import type { RedisClient } from '../redis/redis-client.js';
 import type { ResourceKeys } from '../redis/lock-keys.js';
 import { LockContext } from './lock-context.js';
 import type { LockScope } from './lock-scope.js';

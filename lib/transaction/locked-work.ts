@@ -4,7 +4,7 @@ import type { LeaseKeeper } from '../lock/lease-keeper.js';
 import type { Lease } from '../lock/lease.js';
 import type { Lock } from '../lock/lock.js';
 import type { WithLockOptions } from '../redis-lock.options.js';
-import type { RedisClient } from '../redis/connections.js';
+import type { RedisClient } from '../redis/redis-client.js';
 import type { Release } from '../redis/lock-store.js';
 import type { Committed, GuardedCommit } from './guarded-commit.js';
 import type { LockContext } from './lock-context.js';

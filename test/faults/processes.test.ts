@@ -186,6 +186,22 @@ describe('several processes', () => {
     expect(await owner('renewed')).toBeNull();
   });
 
+  it('case 32: end on SIGTERM after the work under their locks, with everything committed and given up', async () => {
+    const worker = await fork();
+    const held = await one.locks.acquire('sigterm:other', { ttl: 10_000 });
+    await queueUp(worker, 'sigterm:other', 'never');
+    const work = worker.do('workSlowly', 'sigterm', one.key('sigterm'), 400);
+    await eventually(async () => (await owner('sigterm')) !== null);
+    worker.signal('SIGTERM');
+    await eventually(async () => (await waiters('sigterm:other')) === 0); // waiters are sent away at once
+    await work;
+    expect(await worker.gone).toBe('SIGTERM');
+    workers = [];
+    expect(await redis.get(one.key('sigterm'))).toBe('2');
+    expect([await owner('sigterm'), await order()]).toEqual([null, []]);
+    await held.release();
+  });
+
   it('keep their places when their subscriptions are cut', async () => {
     const other = await fork();
     const held = await one.locks.acquire('cut');
@@ -241,6 +257,32 @@ describe('several processes', () => {
     await queueUp(other, 'flushall', 'waiter', { ttl: 300 });
     await redis.flushall();
     await eventually(async () => (await order()).length === 1);
+  });
+});
+
+describe('a server that is gone', () => {
+  it('case 31: does not keep an application from closing, nor its process from ending', async () => {
+    const server = await privateRedis();
+    const prefix = 'gone';
+    const holder = await forkWorker(server.url, {
+      keyPrefix: prefix,
+      commandTimeout: 300,
+      shutdownTimeout: 300,
+    });
+    const waiter = await forkWorker(server.url, {
+      keyPrefix: prefix,
+      commandTimeout: 300,
+      shutdownTimeout: 300,
+    });
+    await holder.do('acquire', 'gone', {});
+    await waiter.do('queueUp', 'gone', 'waiter', 'list', {});
+    const redis = new Redis(server.url, { disconnectTimeout: 0 });
+    await eventually(async () => (await redis.zcard(`${prefix}:queue:{gone}`)) === 1);
+    redis.disconnect();
+    await server.stop();
+    const started = performance.now();
+    await Promise.all([holder.end(), waiter.end()]);
+    expect(performance.now() - started).toBeLessThan(4_000);
   });
 });
 

@@ -8,10 +8,12 @@ export interface Worker {
   readonly pid: number;
   /** Has it do something; rejects with the message, code and reason of the worker's error. */
   do<Task extends keyof Tasks>(task: Task, ...args: Parameters<Tasks[Task]>): ReturnType<Tasks[Task]>;
-  signal(signal: 'SIGSTOP' | 'SIGCONT'): void;
+  signal(signal: 'SIGSTOP' | 'SIGCONT' | 'SIGTERM'): void;
+  /** Resolves, with the signal if one ended it, when it is gone. */
+  readonly gone: Promise<NodeJS.Signals | null>;
   /** Kills it, and resolves when it is gone. */
   kill(): Promise<void>;
-  /** Lets it close its application, and end. */
+  /** Lets it close its application; fails when it does not end by itself after that. */
   end(): Promise<void>;
 }
 
@@ -31,7 +33,9 @@ function control(child: ChildProcess): Worker & { ready: Promise<void> } {
   const expectAnswer = (id: number) =>
     new Promise<unknown>((resolve, reject) => pending.set(id, { resolve, reject }));
   const ready = expectAnswer(0).then(() => undefined);
-  const gone = new Promise<void>((resolve) => child.once('exit', () => resolve()));
+  const gone = new Promise<NodeJS.Signals | null>((resolve) => {
+    child.once('exit', (_code, signal) => resolve(signal));
+  });
 
   child.on('message', (message: { id: number; result?: unknown; error?: object }) => {
     const { id, result, error } = message;
@@ -45,6 +49,7 @@ function control(child: ChildProcess): Worker & { ready: Promise<void> } {
   });
   return {
     ready,
+    gone,
     pid: child.pid ?? 0,
     do(task, ...args) {
       const id = (lastId += 1);
@@ -62,8 +67,10 @@ function control(child: ChildProcess): Worker & { ready: Promise<void> } {
         const patience = setTimeout(() => child.kill('SIGKILL'), 5_000);
         await this.do('close').catch(() => undefined); // it was killed, or its application was
         if (child.connected) child.disconnect();
-        await gone;
+        const signal = await gone;
         clearTimeout(patience);
+        if (signal === 'SIGKILL')
+          throw new Error('The worker did not end by itself after its application was closed');
       }
     },
   };

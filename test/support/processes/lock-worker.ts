@@ -10,6 +10,7 @@ import type { AcquireOptions, Lock, RedisLockModuleOptions, WithLockOptions } fr
 let app: INestApplicationContext;
 let locks: LockService;
 let redis: Redis;
+let closed = false;
 const held = new Map<string, Lock>();
 const ended: string[] = [];
 
@@ -19,8 +20,10 @@ export const tasks = {
     class WorkerModule {}
     Module({ imports: [RedisLockModule.forRoot({ connection: url, ...options })] })(WorkerModule);
     app = await NestFactory.createApplicationContext(WorkerModule, { logger: false });
+    app.enableShutdownHooks();
     locks = app.get(LockService);
-    redis = new Redis(url);
+    redis = new Redis(url, { disconnectTimeout: 0 });
+    redis.on('error', () => undefined); // its commands reject as well
   },
 
   async acquire(
@@ -80,7 +83,18 @@ export const tasks = {
     });
   },
 
+  /** Work that takes its time, and then has something to commit; ends when it is told to, or after a while. */
+  async workSlowly(resource: string, key: string, ms: number): Promise<void> {
+    await locks.withLock(resource, async ({ multi }) => {
+      await new Promise((resolve) => setTimeout(resolve, ms));
+      await locks.withLock(`${resource}:nested`, (nested) => nested.multi.incr(key));
+      multi.incr(key);
+    });
+  },
+
+  /** From here on nothing but an open handle of ours could keep the process alive. */
   async close(): Promise<void> {
+    closed = true;
     await app.close();
     redis.disconnect();
   },
@@ -97,5 +111,7 @@ process.on('message', (message: { id: number; task: keyof Tasks; args: unknown[]
       process.send?.({ id, error: { message: error.message, code: error.code, reason: error.reason } }),
   );
 });
-process.on('disconnect', () => process.exit());
+process.on('disconnect', () => {
+  if (!closed) process.exit();
+});
 process.send?.({ id: 0, result: 'ready' });

@@ -1,0 +1,130 @@
+import { createHash } from 'node:crypto';
+
+/** ms a lock that was handed to a waiter stays the waiter's until it is confirmed; never more than its TTL. */
+export const PROVISIONAL_TTL = 1_500;
+
+export interface Script {
+  readonly text: string;
+  readonly sha: string;
+}
+
+/** Comments and indentation stay here: the commit sends its scripts as text each time, within one segment. */
+export function script(...parts: readonly string[]): Script {
+  const text = parts
+    .join('\n')
+    .split('\n')
+    .map((line) => line.replace(/(^|\s)--.*$/, '').trim())
+    .filter((line) => line !== '')
+    .join('\n');
+  return { text, sha: createHash('sha1').update(text).digest('hex') };
+}
+
+/*
+ * Common to all scripts. KEYS come in threes, one resource after the other: owner, queue, fence (see lock-keys).
+ * A token is `<client id>:<sequence>:<ttl>`, so that a script can tell whose it is and how long it may last.
+ *
+ * The fence hash holds:
+ *   last         fencing token of the latest grant
+ *   since        fencing token of the first grant this hash knows of: before it, everything was forgotten
+ *   believed     server time in ms until which waiters may believe some holder's lease to last
+ *   provisional  token that was handed the lock and has not been heard of yet
+ *   commits      log of the latest commits, `<fencing token>=<token>#<n> ` each
+ *   trimmed      fencing token of the newest commit that fell off the log
+ *   guard        the commit that was last let through or refused
+ */
+
+export const TOKEN = `
+  local call = redis.call
+  local function clientOf(token) return string.match(token, '^[^:]+') end
+  local function ttlOf(token) return tonumber(string.match(token, '%d+$')) end
+`;
+
+/*
+ * grant: makes the token owner for px ms and answers its fencing token: above the last one, and not below the
+ * server's clock in microseconds, so that it also grows across a lost hash. The owner is set last: whatever fails
+ * before it leaves no lock behind. Also answers whether waiters may believe that the lock is held for longer than it
+ * now will be.
+ */
+export const GRANT = `
+  local function grant(owner, fence, token, px)
+    local last, believed = unpack(call('HMGET', fence, 'last', 'believed'))
+    local time = call('TIME')
+    local number = string.format('%.0f', math.max((tonumber(last) or 0) + 1, time[1] * 1000000 + time[2]))
+    local ends = time[1] * 1000 + math.floor(time[2] / 1000) + ttlOf(token)
+    local shorter = ends < (tonumber(believed) or 0)
+    if not last then call('HSET', fence, 'since', number) end
+    call('HSET', fence, 'last', number, 'believed', string.format('%.0f', shorter and believed or ends))
+    call('PEXPIRE', fence, 2 * ttlOf(token) + 60000)
+    call('SET', owner, token, 'PX', px)
+    return number, shorter
+  end
+`;
+
+/*
+ * handOver: gives a lock whose owner is done with it to the first live waiter, or deletes it.
+ * A waiter of the same client gets it for its whole TTL and is answered, for the caller to tell it; should the reply
+ * be lost, that client asks for all its waiters. Any other gets it provisionally and is told on its client's channel.
+ * Nobody receives that: the client is gone, and all its places with it. A PUBLISH that is refused counts as
+ * received: the provisional TTL is the net. Bookkeeping comes first, so that the woken waiter finds it done.
+ * When the lease is shorter than what waiters believe in, the next one in line is told to ask about it.
+ *
+ * Adds to the reply what the caller has to do: token and fencing token of a waiter of its own to tell, or '' and the
+ * index of a resource that went elsewhere provisionally while others wait, to look after.
+ *
+ * takeUp: the same for a lock that is free although somebody waits: its owner is dead. A provisional owner that
+ * never came for it loses all the places of its client, unless that is the client that asks now.
+ */
+export const HAND_OVER = `
+  local function first(queue) return call('ZRANGE', queue, 0, 0)[1] end
+  local function drop(queue, client)
+    for _, token in ipairs(call('ZRANGE', queue, 0, -1)) do
+      if clientOf(token) == client then call('ZREM', queue, token) end
+    end
+  end
+  local function tell(owner, queue, waiter)
+    local client = clientOf(waiter)
+    if redis.pcall('PUBLISH', string.match(owner, '^[^{]*') .. 'wake:' .. client, waiter) ~= 0 then return true end
+    drop(queue, client)
+  end
+  local function handOver(i, client, reply)
+    local owner, queue, fence = KEYS[i], KEYS[i + 1], KEYS[i + 2]
+    local waiter = first(queue)
+    while waiter do
+      call('ZREM', queue, waiter)
+      local ours = clientOf(waiter) == client
+      local px = ours and ttlOf(waiter) or math.min(ttlOf(waiter), ${PROVISIONAL_TTL})
+      local number, shorter = grant(owner, fence, waiter, px)
+      if ours then call('HDEL', fence, 'provisional') else call('HSET', fence, 'provisional', waiter) end
+      if ours or tell(owner, queue, waiter) then
+        local after = shorter and first(queue)
+        while after and not tell(owner, queue, after) do after = first(queue) end
+        if ours then
+          reply[#reply + 1] = waiter
+          reply[#reply + 1] = number
+        elseif first(queue) then
+          reply[#reply + 1] = ''
+          reply[#reply + 1] = (i - 1) / 3
+        end
+        return
+      end
+      waiter = first(queue)
+    end
+    call('DEL', owner)
+    call('HDEL', fence, 'provisional')
+  end
+  local function takeUp(i, client, asker, reply)
+    if call('EXISTS', KEYS[i]) == 1 then return end
+    local silent = call('HGET', KEYS[i + 2], 'provisional')
+    if silent then
+      if clientOf(silent) ~= (asker and clientOf(asker) or client) then drop(KEYS[i + 1], clientOf(silent)) end
+      call('HDEL', KEYS[i + 2], 'provisional')
+    end
+    local waiter = first(KEYS[i + 1])
+    if waiter and waiter ~= asker then handOver(i, client, reply) end
+  end
+  local function giveUp(i, token, reply)
+    local holder, client = call('GET', KEYS[i]), clientOf(token)
+    if holder == token then handOver(i, client, reply) else takeUp(i, client, nil, reply) end
+    return holder == token
+  end
+`;
