@@ -1,4 +1,5 @@
 export { InjectLockService, getLockServiceToken } from './decorators/inject-lock-service.js';
+export { LockParam } from './decorators/lock-param.js';
 export { WithLock } from './decorators/with-lock.js';
 export type { WithLockDecoratorOptions } from './decorators/with-lock.js';
 export { LockExceptionFilter } from './errors/lock-exception.filter.js';

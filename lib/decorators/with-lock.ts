@@ -1,22 +1,32 @@
 import 'reflect-metadata';
 import { Inject } from '@nestjs/common';
+import type { Observable } from 'rxjs';
 import { LockConfigurationError } from '../errors/lock.errors.js';
 import { compileKey } from '../execution/lock-key.js';
 import type { LockKey } from '../execution/lock-key.js';
-import { parameterNames } from '../execution/method-parameters.js';
-import { runLocked } from '../execution/run-locked.js';
+import { assertLockable, returnsObservable } from '../execution/lockable-method.js';
+import { parameterIndex } from '../execution/method-parameters.js';
+import { observeLocked, runLocked } from '../execution/run-locked.js';
+import type { LockedCall } from '../execution/run-locked.js';
 import type { LockService } from '../lock/lock.service.js';
 import { checkWithLockOptions } from '../redis-lock.options.js';
 import type { Resource, WithLockOptions } from '../redis-lock.options.js';
 import { getLockServiceToken } from './inject-lock-service.js';
 
-export interface WithLockDecoratorOptions extends WithLockOptions {
+export interface WithLockDecoratorOptions<Args extends readonly never[] = never[]> extends WithLockOptions {
+  /**
+   * What happens when the lock is not to be had: 'throw' the LockNotAcquiredError, 'skip' the call, which then yields
+   * undefined (nothing at all, for an Observable), or call a function with the arguments. Default: 'throw'.
+   */
+  onBusy?: 'throw' | 'skip' | ((...args: Args) => unknown);
   /** Name of the RedisLockModule instance whose locks to use. Default: the one without a name. */
   instance?: string;
+  /** What the method returns, where neither its emitted type nor `@Sse` tells. Default: 'promise'. */
+  returns?: 'promise' | 'observable';
 }
 
 /** A method that can be locked: it takes its time anyway. */
-type LockableMethod = (...args: never[]) => Promise<unknown>;
+type LockableMethod = (...args: never[]) => Promise<unknown> | Observable<unknown>;
 
 /** Refuses a key function whose parameters the method's arguments do not fit. */
 type KeyFits<Key, Method> = Key extends (...args: never[]) => unknown
@@ -48,39 +58,56 @@ export function WithLock<const Key extends LockKey>(
   options: WithLockDecoratorOptions = {},
 ): LockDecorator<Key> {
   return (target, propertyKey, descriptor) => {
-    const method: unknown = descriptor.value;
-    const owner = typeof target === 'function' ? target : target.constructor;
-    const described = `@WithLock on ${owner.name}.${String(propertyKey)}`;
-    if (typeof method !== 'function')
-      throw new LockConfigurationError(`${described}: only a method can be locked`);
-    const original = method as (...args: unknown[]) => unknown;
-
-    if (typeof options !== 'object' || options === null) {
-      throw new LockConfigurationError(`${described}: the options must be an object; got ${options}`);
-    }
-    const { instance, ...lockOptions } = options;
-    checkWithLockOptions(lockOptions, described);
-    if (instance !== undefined && (typeof instance !== 'string' || instance === '')) {
-      throw new LockConfigurationError(`${described}: option "instance" must be a string, not empty`);
-    }
-    const keyOfCall = compileKey(key, described, () => parameterNames(original));
+    const described = `@WithLock on ${nameOf(target)}.${String(propertyKey)}`;
+    const original = assertLockable(descriptor?.value, target, propertyKey, described);
+    const { instance, onBusy = 'throw', returns, ...lockOptions } = checkOptions(options, described);
+    const keyOfCall = compileKey(key, described, (name) =>
+      parameterIndex(name, target, propertyKey, original),
+    );
     const service = injectService(target, instance);
+    const isObservable = returns
+      ? returns === 'observable'
+      : returnsObservable(original, target, propertyKey);
+    const run: (call: LockedCall) => unknown = isObservable ? observeLocked : runLocked;
 
-    const locked = function (
-      this: Record<symbol, LockService | undefined>,
-      ...args: unknown[]
-    ): Promise<unknown> {
-      return runLocked({
+    const locked = function (this: Record<symbol, LockService | undefined>, ...args: unknown[]): unknown {
+      return run({
         service: this?.[service],
         method: described,
         resources: () => keyOfCall(args),
         options: lockOptions,
+        onBusy,
+        args,
         work: () => original.apply(this, args),
       });
     };
     disguise(locked, original);
     descriptor.value = locked as unknown as NonNullable<typeof descriptor.value>;
   };
+}
+
+function nameOf(target: object): string {
+  return (typeof target === 'function' ? target : target.constructor).name;
+}
+
+function checkOptions(options: WithLockDecoratorOptions, described: string): WithLockDecoratorOptions {
+  if (typeof options !== 'object' || options === null) {
+    throw new LockConfigurationError(`${described}: the options must be an object; got ${String(options)}`);
+  }
+  const { instance, onBusy, returns, ...lockOptions } = options;
+  checkWithLockOptions(lockOptions, described);
+  const wrong = (name: string, needs: string) =>
+    new LockConfigurationError(`Option "${name}" of ${described} must be ${needs}`);
+  if (instance !== undefined && (typeof instance !== 'string' || instance === '')) {
+    throw wrong('instance', 'a string, not empty');
+  }
+  if (onBusy !== undefined && onBusy !== 'throw' && onBusy !== 'skip' && typeof onBusy !== 'function') {
+    throw wrong('onBusy', "'throw', 'skip' or a function");
+  }
+  if (returns !== undefined && returns !== 'promise' && returns !== 'observable') {
+    throw wrong('returns', "'promise' or 'observable'");
+  }
+  return options;
 }
 
 /** Nest shows the property's name when there is no LockService to inject: it has to read as a hint. */

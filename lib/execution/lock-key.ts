@@ -15,8 +15,8 @@ interface Placeholder {
   readonly path: readonly string[];
 }
 
-/** Undefined: the method's source cannot be read. */
-type NamesOfParameters = () => readonly (string | undefined)[] | undefined;
+/** Finds a parameter's index by the name a placeholder has for it, or says why there is none. */
+export type ParameterOf = (name: string) => number | string;
 
 /** Where the method is, for messages. */
 export type Described = string;
@@ -24,10 +24,10 @@ export type Described = string;
 /**
  * Compiles a key once, when the class is defined.
  *
- * @param parameters names of the method's parameters, asked for only when a placeholder has a name
+ * @param parameters asked only when a placeholder has a name
  * @throws LockConfigurationError for a placeholder that binds to nothing, naming method and placeholder
  */
-export function compileKey(key: LockKey, method: Described, parameters: NamesOfParameters): KeyOfCall {
+export function compileKey(key: LockKey, method: Described, parameters: ParameterOf): KeyOfCall {
   if (typeof key === 'function') return (args) => checked(key(...(args as never[])), method);
   const templates: readonly unknown[] = typeof key === 'string' ? [key] : key;
   if (!Array.isArray(templates) || templates.length === 0) {
@@ -50,7 +50,7 @@ function checked(resource: Resource, method: Described): Resource {
 function compileTemplate(
   template: unknown,
   method: Described,
-  parameters: NamesOfParameters,
+  parameters: ParameterOf,
 ): (args: readonly unknown[]) => string {
   if (typeof template !== 'string' || template === '') {
     throw new LockConfigurationError(`${method}: a key template must be a string, not empty`);
@@ -77,20 +77,17 @@ function compileTemplate(
   return (args) => parts.map((part, i) => (placeholders[i] ? fill(placeholders[i], args) : part)).join('');
 }
 
-function bind(text: string, template: string, method: Described, parameters: NamesOfParameters): Placeholder {
+function bind(text: string, template: string, method: Described, parameters: ParameterOf): Placeholder {
   const [name = '', ...path] = text.split('.');
   if ([name, ...path].includes('')) {
     throw new LockConfigurationError(`${method}: placeholder <${text}> of "${template}" has an empty name`);
   }
   if (/^\d+$/.test(name)) return { text, index: Number(name), path };
-  const names = parameters();
-  const index = names?.indexOf(name) ?? -1;
-  if (index === -1) {
-    const why = names
-      ? 'binds to no parameter'
-      : "binds to nothing, since the method's source cannot be read";
+  const index = parameters(name);
+  if (typeof index === 'string') {
     throw new LockConfigurationError(
-      `${method}: placeholder <${text}> of "${template}" ${why}; write <0> for the first parameter`,
+      `${method}: placeholder <${text}> of "${template}" ${index}; ` +
+        `name the parameter by @LockParam('${name}'), or write <0> for the first one`,
     );
   }
   return { text, index, path };

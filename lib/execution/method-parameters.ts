@@ -1,5 +1,51 @@
+import 'reflect-metadata';
 import { parse } from 'acorn';
 import type { FunctionExpression, ObjectExpression, Pattern, Program } from 'acorn';
+import { lockParams } from '../decorators/lock-param.js';
+
+type Names = readonly (string | undefined)[];
+
+/** Where Nest keeps what its own parameter decorators were given, on the constructor, for each method. */
+const NEST_PARAMETERS = '__routeArguments__';
+/** Part of the keys that stand for custom decorators: what those are given means something else. */
+const NEST_CUSTOM_PARAMETER = '__customRouteArgs__';
+
+/**
+ * The index of the parameter that a template means by a name: the one that `@LockParam` gives that name; else the one
+ * whose own decorator of Nest does, `@Param('id')` for example; else the one that is called so in the source.
+ *
+ * @returns or, as a string, why there is none
+ */
+export function parameterIndex(
+  name: string,
+  target: object,
+  propertyKey: string | symbol,
+  method: (...args: never[]) => unknown,
+): number | string {
+  const sourceNames = namesInSource(method);
+  const levels: [what: string, names: Names][] = [
+    ['@LockParam', lockParams(target, propertyKey)],
+    ["Nest's parameter decorators", namesInDecorators(target, propertyKey)],
+    ['its source', sourceNames ?? []],
+  ];
+  for (const [what, names] of levels) {
+    const index = names.indexOf(name);
+    if (index === -1) continue;
+    return names.lastIndexOf(name) === index ? index : `binds to two parameters, by ${what}`;
+  }
+  if (sourceNames === undefined) return "binds to nothing, since the method's source cannot be read";
+  return 'binds to no parameter';
+}
+
+function namesInDecorators(target: object, propertyKey: string | symbol): Names {
+  const parameters = Reflect.getOwnMetadata(NEST_PARAMETERS, target.constructor, propertyKey) as
+    Record<string, { index: number; data?: unknown }> | undefined;
+  const names: (string | undefined)[] = [];
+  for (const [key, { index, data }] of Object.entries(parameters ?? {})) {
+    if (!key.includes(NEST_CUSTOM_PARAMETER) && typeof data === 'string') names[index] = data;
+  }
+  return names;
+}
 
 /** Private names belong to a class that is not in sight, and so do `super` and `import.meta` to their places. */
 const TOLERANT = { ecmaVersion: 'latest', checkPrivateFields: false, allowSuperOutsideMethod: true } as const;
@@ -10,9 +56,7 @@ const TOLERANT = { ecmaVersion: 'latest', checkPrivateFields: false, allowSuperO
  *
  * @returns undefined when the source is not to be had, or cannot be read
  */
-export function parameterNames(
-  method: (...args: never[]) => unknown,
-): readonly (string | undefined)[] | undefined {
+export function namesInSource(method: (...args: never[]) => unknown): Names | undefined {
   return parametersOf(Function.prototype.toString.call(method))?.map(nameOf);
 }
 

@@ -1,8 +1,14 @@
-import { LockConfigurationError } from '../errors/lock.errors.js';
+import { Observable, from, isObservable } from 'rxjs';
+import type { Subscription } from 'rxjs';
+import { LockConfigurationError, LockNotAcquiredError } from '../errors/lock.errors.js';
 import type { LockService } from '../lock/lock.service.js';
 import type { Resource, WithLockOptions } from '../redis-lock.options.js';
+import { forbidRerun } from '../transaction/lock-scope.js';
 
-/** One call of a method that is to run under a lock. */
+/** What happens when the lock is not to be had: the LockNotAcquiredError, nothing, or what a function says. */
+export type OnBusy = 'throw' | 'skip' | ((...args: never[]) => unknown);
+
+/** One call of something that is to run under a lock. */
 export interface LockedCall {
   /** Undefined where Nest did not make the instance. */
   readonly service: LockService | undefined;
@@ -10,16 +16,104 @@ export interface LockedCall {
   readonly method: string;
   readonly resources: () => Resource;
   readonly options: WithLockOptions;
+  readonly onBusy: OnBusy;
+  readonly args: readonly unknown[];
   readonly work: () => unknown;
 }
 
 /** Key, lock, work, commit. Everything that goes wrong is a rejection; without a lock the work does not run. */
-export async function runLocked({ service, method, resources, options, work }: LockedCall): Promise<unknown> {
+export async function runLocked(call: LockedCall): Promise<unknown> {
+  return acquireAndRun(call, call.options, async () => {
+    const result = await call.work();
+    if (!isObservable(result)) return result;
+    throw new LockConfigurationError(
+      `${call.method}: it returned an Observable, which would run on without its lock; say returns: 'observable'`,
+    );
+  });
+}
+
+/**
+ * The same for an Observable: the lock is asked for when it is subscribed to, and held until it ends, however it
+ * does. What was queued is committed before the completion is passed on. When it is unsubscribed from before its end,
+ * nothing is committed.
+ */
+export function observeLocked(call: LockedCall): Observable<unknown> {
+  return new Observable((subscriber) => {
+    // Both stop the waiting, but only an unsubscription stops work that has begun.
+    const left = new AbortController();
+    const unwanted = new AbortController();
+    const { signal } = call.options;
+    const onAbort = () => unwanted.abort(signal?.reason);
+    signal?.addEventListener('abort', onAbort);
+    if (signal?.aborted) onAbort();
+
+    acquireAndRun(call, { ...call.options, signal: unwanted.signal }, (forbidRerunOnce) =>
+      passOn(call.work(), left.signal, (value) => {
+        forbidRerunOnce();
+        subscriber.next(value);
+      }),
+    )
+      .then(
+        (insteadOfWork) => {
+          if (isObservable(insteadOfWork)) return void subscriber.add(insteadOfWork.subscribe(subscriber));
+          if (insteadOfWork !== undefined) subscriber.next(insteadOfWork);
+          subscriber.complete();
+        },
+        (error: unknown) => subscriber.error(error),
+      )
+      .finally(() => signal?.removeEventListener('abort', onAbort));
+    return () => {
+      left.abort(UNSUBSCRIBED);
+      unwanted.abort(UNSUBSCRIBED);
+    };
+  });
+}
+
+const UNSUBSCRIBED = new Error('The Observable was unsubscribed from before its end');
+
+/** Subscribes within the scope that it is called in; settles when the source ends or nobody wants it any more. */
+function passOn(result: unknown, left: AbortSignal, next: (value: unknown) => void): Promise<void> {
+  const source = isObservable(result) ? result : from(Promise.resolve(result));
+  return new Promise((resolve, reject) => {
+    let subscription: Subscription | undefined;
+    const onLeft = () => {
+      subscription?.unsubscribe();
+      reject(left.reason); // so that nothing is committed
+    };
+    left.addEventListener('abort', onLeft);
+    const settle = (end: () => void) => () => {
+      left.removeEventListener('abort', onLeft);
+      end();
+    };
+    subscription = source.subscribe({
+      next,
+      error: (error: unknown) => settle(() => reject(error))(),
+      complete: settle(resolve),
+    });
+    if (left.aborted) onLeft();
+  });
+}
+
+async function acquireAndRun(
+  { service, method, resources, onBusy, args }: LockedCall,
+  options: WithLockOptions,
+  work: (forbidRerunOnce: () => void) => Promise<unknown>,
+): Promise<unknown> {
   if (service === undefined) {
     throw new LockConfigurationError(
       `${method}: this instance has no LockService. Nest injects it into what it makes itself; ` +
         'an instance made by hand needs `locks.withLock(..)`',
     );
   }
-  return service.withLock(resources(), options, work);
+  let hasRun = false;
+  try {
+    return await service.withLock(resources(), options, (context) => {
+      hasRun = true;
+      return work(() => forbidRerun(context));
+    });
+  } catch (error) {
+    // The work may throw such an error as well, of a lock it wanted itself.
+    if (hasRun || onBusy === 'throw' || !(error instanceof LockNotAcquiredError)) throw error;
+    return onBusy === 'skip' ? undefined : onBusy(...(args as never[]));
+  }
 }

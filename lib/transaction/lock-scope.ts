@@ -51,7 +51,7 @@ export class LockScope extends LockContext {
   readonly #listeners: CommitListener[] = [];
   #lastTurn: Promise<void> = Promise.resolve();
   #isOpen = true;
-  /** Commits that were applied, or may have been. */
+  /** Commits that were applied or may have been, and what else must not happen twice. */
   #commits = 0;
 
   constructor(parts: ScopeParts, joined?: LockScope) {
@@ -135,6 +135,11 @@ export class LockScope extends LockContext {
   /** Whether anything was applied, or may have been: then the work must not run again. */
   get hasCommitted(): boolean {
     return this.#commits > 0;
+  }
+
+  /** For work that was seen to begin: what it gave out cannot be taken back. */
+  forbidRerun(): void {
+    this.#countCommit(1);
   }
 
   /** Whether somebody wants to hear the replies of a commit. */
@@ -240,4 +245,9 @@ export class LockScope extends LockContext {
 function wasNothingApplied(error: unknown): boolean {
   if (error instanceof LockTransactionError) return error.applied === 'none';
   return error instanceof LockLostError || error instanceof LockUnavailableError;
+}
+
+/** @param context the one that the work was given */
+export function forbidRerun(context: LockContext): void {
+  if (context instanceof LockScope) context.forbidRerun();
 }

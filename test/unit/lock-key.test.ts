@@ -2,10 +2,12 @@ import { describe, expect, it } from '@jest/globals';
 import { LockConfigurationError, LockKeyError } from '../../lib/index.js';
 import { compileKey } from '../../lib/execution/lock-key.js';
 import type { LockKey } from '../../lib/execution/lock-key.js';
-import { parameterNames } from '../../lib/execution/method-parameters.js';
+import { namesInSource } from '../../lib/execution/method-parameters.js';
 
 const resource = (key: LockKey, args: readonly unknown[], names: readonly (string | undefined)[] = []) =>
-  compileKey(key, '@WithLock on Shop.buy', () => names)(args);
+  compileKey(key, '@WithLock on Shop.buy', (name) =>
+    names.includes(name) ? names.indexOf(name) : 'binds to no parameter',
+  )(args);
 
 describe('a key template', () => {
   it('takes values by the name of the parameter, by a path inside of it, and by position', () => {
@@ -173,10 +175,10 @@ describe('names of parameters', () => {
     ['single', ['a']],
     ['expression', ['a']],
   ])('of %s are %p', (name, names) => {
-    expect(parameterNames(odd[name]!)).toEqual(names);
+    expect(namesInSource(odd[name]!)).toEqual(names);
   });
 
   it('of a native function are not known', () => {
-    expect(parameterNames(Math.max)).toBeUndefined();
+    expect(namesInSource(Math.max)).toBeUndefined();
   });
 });
