@@ -4,6 +4,8 @@ export { WithLock } from './decorators/with-lock.js';
 export type { WithLockDecoratorOptions } from './decorators/with-lock.js';
 export { LockExceptionFilter } from './errors/lock-exception.filter.js';
 export * from './errors/lock.errors.js';
+export { LockInterceptor } from './execution/lock.interceptor.js';
+export type { LockInterceptorOptions } from './execution/lock.interceptor.js';
 export type { LockKey } from './execution/lock-key.js';
 export { LockService } from './lock/lock.service.js';
 export { Lock } from './lock/lock.js';

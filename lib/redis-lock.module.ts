@@ -1,13 +1,18 @@
 import { Inject, Module } from '@nestjs/common';
-import type { DynamicModule, ExceptionFilter, Provider } from '@nestjs/common';
-import { HttpAdapterHost, ModuleRef } from '@nestjs/core';
+import type { DynamicModule, ExceptionFilter, OnModuleInit, Provider } from '@nestjs/common';
+import { HttpAdapterHost, ModuleRef, ModulesContainer } from '@nestjs/core';
 import type { ApplicationConfig } from '@nestjs/core';
 import { getLockServiceToken } from './decorators/inject-lock-service.js';
 import { LockConfigurationError } from './errors/lock.errors.js';
 import { LockExceptionFilter } from './errors/lock-exception.filter.js';
+import { bindInstances } from './execution/instance-binding.js';
 import { LockService } from './lock/lock.service.js';
 import { ConfigurableModuleClass, OPTIONS } from './redis-lock.module-definition.js';
-import type { ASYNC_OPTIONS_TYPE, OPTIONS_TYPE } from './redis-lock.module-definition.js';
+import type {
+  ASYNC_OPTIONS_TYPE,
+  OPTIONS_TYPE,
+  RedisLockModuleExtras,
+} from './redis-lock.module-definition.js';
 import { resolveModuleOptions } from './redis-lock.options.js';
 import type { RedisLockModuleOptions, ResolvedModuleOptions } from './redis-lock.options.js';
 import { LockContext } from './transaction/lock-context.js';
@@ -32,21 +37,33 @@ class LockScopeModule {}
 
 /** The options after validation; what the providers of this module are made from. */
 const RESOLVED_OPTIONS: unique symbol = Symbol('ResolvedRedisLockModuleOptions');
+const NAME: unique symbol = Symbol('RedisLockModuleName');
 
 /**
  * Locks over one Redis: `RedisLockModule.forRoot({ connection: 'redis://..' })` in the root module, then
  * `@WithLock(..)` or LockService anywhere.
  */
 @Module({})
-export class RedisLockModule extends ConfigurableModuleClass {
+export class RedisLockModule extends ConfigurableModuleClass implements OnModuleInit {
+  readonly #bindInstances: () => void;
+
   /** Called by Nest. */
   constructor(
     @Inject(RESOLVED_OPTIONS) { httpErrors }: ResolvedModuleOptions,
+    @Inject(NAME) { name }: RedisLockModuleExtras,
     moduleRef: ModuleRef,
+    modules: ModulesContainer,
     host: HttpAdapterHost,
   ) {
     super();
     if (httpErrors) registerLast(moduleRef, new LockExceptionFilter(host.httpAdapter));
+    this.#bindInstances = () =>
+      bindInstances(modules, name, moduleRef.get<LockService>(getLockServiceToken(name), { strict: true }));
+  }
+
+  /** Called by Nest. */
+  onModuleInit(): void {
+    this.#bindInstances();
   }
 
   /** @throws LockConfigurationError naming the option that is wrong */
@@ -81,6 +98,7 @@ function withLockService(definition: DynamicModule, name: string | undefined): D
   }
   const token = getLockServiceToken(name);
   const providers: Provider[] = [
+    { provide: NAME, useValue: { name } satisfies RedisLockModuleExtras },
     {
       provide: RESOLVED_OPTIONS,
       inject: [OPTIONS],

@@ -1,17 +1,15 @@
 import 'reflect-metadata';
-import { Inject } from '@nestjs/common';
 import type { Observable } from 'rxjs';
-import { LockConfigurationError } from '../errors/lock.errors.js';
 import { compileKey } from '../execution/lock-key.js';
+import { checkLockOptions } from '../execution/lock-options.js';
 import type { LockKey } from '../execution/lock-key.js';
 import { assertLockable, returnsObservable } from '../execution/lockable-method.js';
 import { parameterIndex } from '../execution/method-parameters.js';
 import { observeLocked, runLocked } from '../execution/run-locked.js';
 import type { LockedCall } from '../execution/run-locked.js';
 import type { LockService } from '../lock/lock.service.js';
-import { checkWithLockOptions } from '../redis-lock.options.js';
 import type { Resource, WithLockOptions } from '../redis-lock.options.js';
-import { getLockServiceToken } from './inject-lock-service.js';
+import { declareService } from '../execution/instance-binding.js';
 
 export interface WithLockDecoratorOptions<Args extends readonly never[] = never[]> extends WithLockOptions {
   /**
@@ -60,11 +58,11 @@ export function WithLock<const Key extends LockKey>(
   return (target, propertyKey, descriptor) => {
     const described = `@WithLock on ${nameOf(target)}.${String(propertyKey)}`;
     const original = assertLockable(descriptor?.value, target, propertyKey, described);
-    const { instance, onBusy = 'throw', returns, ...lockOptions } = checkOptions(options, described);
+    const { instance, onBusy = 'throw', returns, ...lockOptions } = checkLockOptions(options, described);
     const keyOfCall = compileKey(key, described, (name) =>
       parameterIndex(name, target, propertyKey, original),
     );
-    const service = injectService(target, instance);
+    const service = declareService(target, instance);
     const isObservable = returns
       ? returns === 'observable'
       : returnsObservable(original, target, propertyKey);
@@ -88,34 +86,6 @@ export function WithLock<const Key extends LockKey>(
 
 function nameOf(target: object): string {
   return (typeof target === 'function' ? target : target.constructor).name;
-}
-
-function checkOptions(options: WithLockDecoratorOptions, described: string): WithLockDecoratorOptions {
-  if (typeof options !== 'object' || options === null) {
-    throw new LockConfigurationError(`${described}: the options must be an object; got ${String(options)}`);
-  }
-  const { instance, onBusy, returns, ...lockOptions } = options;
-  checkWithLockOptions(lockOptions, described);
-  const wrong = (name: string, needs: string) =>
-    new LockConfigurationError(`Option "${name}" of ${described} must be ${needs}`);
-  if (instance !== undefined && (typeof instance !== 'string' || instance === '')) {
-    throw wrong('instance', 'a string, not empty');
-  }
-  if (onBusy !== undefined && onBusy !== 'throw' && onBusy !== 'skip' && typeof onBusy !== 'function') {
-    throw wrong('onBusy', "'throw', 'skip' or a function");
-  }
-  if (returns !== undefined && returns !== 'promise' && returns !== 'observable') {
-    throw wrong('returns', "'promise' or 'observable'");
-  }
-  return options;
-}
-
-/** Nest shows the property's name when there is no LockService to inject: it has to read as a hint. */
-function injectService(target: object, instance: string | undefined): symbol {
-  const named = instance === undefined ? '' : ` with the name ${instance}`;
-  const property = Symbol(`LockService, is RedisLockModule${named} imported?`);
-  Inject(getLockServiceToken(instance))(target, property);
-  return property;
 }
 
 /** Routes, guards, names of parameters: whatever was put on the method has to be found on its replacement. */

@@ -19,6 +19,8 @@ export interface LockedCall {
   readonly onBusy: OnBusy;
   readonly args: readonly unknown[];
   readonly work: () => unknown;
+  /** Of an Observable: whether its last value waits for the commit. */
+  readonly holdsBack?: boolean;
 }
 
 /** Key, lock, work, commit. Everything that goes wrong is a rejection; without a lock the work does not run. */
@@ -47,14 +49,19 @@ export function observeLocked(call: LockedCall): Observable<unknown> {
     signal?.addEventListener('abort', onAbort);
     if (signal?.aborted) onAbort();
 
-    acquireAndRun(call, { ...call.options, signal: unwanted.signal }, (forbidRerunOnce) =>
-      passOn(call.work(), left.signal, (value) => {
-        forbidRerunOnce();
-        subscriber.next(value);
-      }),
-    )
+    let heldBack: unknown[] = [];
+    acquireAndRun(call, { ...call.options, signal: unwanted.signal }, (forbidRerunOnce) => {
+      heldBack = [];
+      return passOn(call.work(), left.signal, (value) => {
+        const values = call.holdsBack ? heldBack : [value];
+        if (call.holdsBack) heldBack = [value];
+        if (values.length > 0) forbidRerunOnce();
+        for (const each of values) subscriber.next(each);
+      });
+    })
       .then(
         (insteadOfWork) => {
+          for (const value of heldBack) subscriber.next(value);
           if (isObservable(insteadOfWork)) return void subscriber.add(insteadOfWork.subscribe(subscriber));
           if (insteadOfWork !== undefined) subscriber.next(insteadOfWork);
           subscriber.complete();

@@ -1,0 +1,108 @@
+import { BadRequestException, Inject, Injectable } from '@nestjs/common';
+import type { CallHandler, ExecutionContext, NestInterceptor, Type } from '@nestjs/common';
+import { of } from 'rxjs';
+import type { Observable } from 'rxjs';
+import { getLockServiceToken } from '../decorators/inject-lock-service.js';
+import { LockKeyError } from '../errors/lock.errors.js';
+import { LockService } from '../lock/lock.service.js';
+import type { Resource, WithLockOptions } from '../redis-lock.options.js';
+import { compileKey } from './lock-key.js';
+import type { KeyOfCall, LockKey } from './lock-key.js';
+import { checkLockOptions } from './lock-options.js';
+import { observeLocked } from './run-locked.js';
+
+export interface LockInterceptorOptions extends WithLockOptions {
+  /** As for `@WithLock`; a function is given the ExecutionContext. Default: 'throw'. */
+  onBusy?: 'throw' | 'skip' | ((context: ExecutionContext) => unknown);
+  /** Name of the RedisLockModule instance whose locks to use. Default: the one without a name. */
+  instance?: string;
+}
+
+/** What a template can take its values from. */
+const SOURCES = ['params', 'query', 'body', 'user', 'headers', 'data', 'args'] as const;
+
+/** What Nest's `@Sse` leaves on a method. */
+const NEST_SSE = '__sse__';
+
+/**
+ * An interceptor that runs a handler under a lock, keyed by the request before its pipes run:
+ * `@UseInterceptors(LockInterceptor('cart:<user.id>'))` on a handler or a controller, or as APP_INTERCEPTOR.
+ *
+ * HTTP has `<params.x>`, `<query.x>`, `<body.x>`, `<headers.x>` and `<user.x>`; messages and WebSockets have `<data.x>`;
+ * GraphQL has `<args.x>` and, of the request in its context, `<user.x>` and `<headers.x>`. A missing value is a 400.
+ *
+ * Its limits: it sees the request as it came, not what pipes make of it. It does not run for field resolvers of GraphQL,
+ * nor for calls from code, schedules and queues; `@WithLock` does. The last value is held back until the commit, but
+ * for `@Sse`, where a value is on its way before that; and there a refusal cannot be a 423, since the stream has begun.
+ *
+ * @param key templates, or a function of the ExecutionContext
+ * @throws LockConfigurationError for a placeholder that names no source, or a wrong option
+ */
+export function LockInterceptor(
+  key: string | readonly string[] | ((context: ExecutionContext) => Resource),
+  options: LockInterceptorOptions = {},
+): Type<NestInterceptor> {
+  const described = `LockInterceptor(${typeof key === 'function' ? 'function' : JSON.stringify(key)})`;
+  const { instance, onBusy = 'throw', ...lockOptions } = checkLockOptions(options, described);
+  const keyOfRequest = compileKey(key as LockKey, described, (name) => {
+    const index = (SOURCES as readonly string[]).indexOf(name);
+    return index === -1 ? `names none of ${SOURCES.join(', ')}` : index;
+  });
+
+  @Injectable()
+  class LockingInterceptor implements NestInterceptor {
+    constructor(@Inject(getLockServiceToken(instance)) private readonly service: LockService) {}
+
+    intercept(context: ExecutionContext, next: CallHandler): Observable<unknown> {
+      return observeLocked({
+        service: this.service,
+        method: described,
+        resources: () => resourcesOf(context, typeof key === 'function', keyOfRequest),
+        options: lockOptions,
+        onBusy: onBusy === 'skip' ? () => of(undefined) : onBusy, // a response has to have a value
+        args: [context],
+        work: () => next.handle(),
+        holdsBack: Reflect.getMetadata(NEST_SSE, context.getHandler()) !== true,
+      });
+    }
+  }
+  return LockingInterceptor;
+}
+
+function resourcesOf(context: ExecutionContext, byFunction: boolean, keyOfRequest: KeyOfCall): Resource {
+  if (byFunction) return keyOfRequest([context]);
+  const values = valuesOf(context);
+  try {
+    return keyOfRequest(SOURCES.map((source) => values[source]));
+  } catch (error) {
+    if (!(error instanceof LockKeyError) || context.getType<string>() === 'rpc' || context.getType() === 'ws')
+      throw error;
+    throw new BadRequestException(error.message, { cause: error });
+  }
+}
+
+type Values = Partial<Record<(typeof SOURCES)[number], unknown>>;
+type Request = Pick<Values, 'params' | 'query' | 'body' | 'user' | 'headers'>;
+
+function valuesOf(context: ExecutionContext): Values {
+  switch (context.getType<string>()) {
+    case 'http':
+      return context.switchToHttp().getRequest<Request>();
+    case 'rpc':
+      return { data: context.switchToRpc().getData<unknown>() };
+    case 'ws':
+      return {
+        data: context.switchToWs().getData<unknown>(),
+        user: context.switchToWs().getClient<Request>().user,
+      };
+    case 'graphql': {
+      // A resolver is called with (parent, args, context, info).
+      const { req, request, user } =
+        context.getArgByIndex<{ req?: Request; request?: Request; user?: unknown }>(2) ?? {};
+      const from = req ?? request;
+      return { args: context.getArgByIndex<unknown>(1), user: user ?? from?.user, headers: from?.headers };
+    }
+    default:
+      return { args: context.getArgs() };
+  }
+}
