@@ -11,6 +11,7 @@ import {
   LockContext,
   LockExceptionFilter,
   LockNotAcquiredError,
+  LockTransactionError,
   LockService,
   RedisLockModule,
   WithLock,
@@ -173,16 +174,53 @@ describe.each(['express', 'fastify'] as const)('over HTTP on %s, a locked route'
 });
 
 describe('outside of HTTP, a lock error', () => {
-  it.each(['graphql', 'ws'])('goes on as it is: %s', (type) => {
-    const error = new LockNotAcquiredError('busy', { resources: ['r'] });
-    expect(() => new LockExceptionFilter().catch(error, hostOf(type))).toThrow(error);
+  const busy = new LockNotAcquiredError('busy', { resources: ['secret:7'], retryAfter: 1_500 });
+  const told = {
+    status: 'error',
+    statusCode: 423,
+    message: expect.stringContaining('locked'),
+    code: 'LOCK_NOT_ACQUIRED',
+    reason: 'busy',
+    retryAfter: 1_500,
+  };
+
+  it('is told to the caller of a message handler, with its code and without the resource', async () => {
+    const answer = new LockExceptionFilter().catch(busy, hostOf('rpc'));
+    const error = await firstValueFrom(answer as Observable<never>).catch((reason: unknown) => reason);
+    expect(error).toEqual(told);
+    expect(JSON.stringify(error)).not.toContain('secret');
   });
 
-  it('goes on as it is: rpc', async () => {
-    const error = new LockNotAcquiredError('busy', { resources: ['r'] });
-    const answer = new LockExceptionFilter().catch(error, hostOf('rpc'));
-    await expect(firstValueFrom(answer as Observable<never>)).rejects.toBe(error);
+  it('is told to the client of a gateway, of socket.io and of ws', () => {
+    const said: unknown[] = [];
+    const socketIo = { emit: (event: string, data: unknown) => said.push({ event, data }) };
+    const ws = {
+      readyState: 1,
+      send: (text: string) => said.push(JSON.parse(text)),
+      emit: () => said.push('wrong'),
+    };
+    for (const client of [socketIo, ws]) void new LockExceptionFilter().catch(busy, hostOf('ws', client));
+    expect(said).toEqual([
+      { event: 'exception', data: told },
+      { event: 'exception', data: told },
+    ]);
+  });
+
+  it('that is no answer to a caller has its code, and nothing of what happened inside', async () => {
+    const inside = new LockTransactionError('lpush failed on secret', { applied: 'partial' });
+    const answer = new LockExceptionFilter().catch(inside, hostOf('rpc'));
+    await expect(firstValueFrom(answer as Observable<never>)).rejects.toEqual({
+      status: 'error',
+      statusCode: 500,
+      message: 'Internal server error',
+      code: 'LOCK_TRANSACTION_FAILED',
+    });
+  });
+
+  it('goes on as it is where nobody knows how to answer', () => {
+    expect(() => new LockExceptionFilter().catch(busy, hostOf('graphql'))).toThrow(busy);
   });
 });
 
-const hostOf = (type: string) => ({ getType: () => type }) as unknown as ArgumentsHost;
+const hostOf = (type: string, client?: object) =>
+  ({ getType: () => type, switchToWs: () => ({ getClient: () => client }) }) as unknown as ArgumentsHost;
