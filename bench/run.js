@@ -1,6 +1,7 @@
 /** `npm run bench [-- --seconds N]`: measures the scenarios one after the other, each subject in turn. */
 import { provideRedis } from '../sample-app/dist/test/support/redis/provide-redis.js';
 import { fourProcesses, oneProcess } from './scenarios/hot-key.js';
+import { decorator } from './scenarios/decorator.js';
 import { leases, waiters } from './scenarios/many.js';
 import { subjects } from './subjects.js';
 
@@ -29,6 +30,13 @@ try {
     }
     const ratio = medians(rounds.ours).perSecond / medians(rounds.byHand).perSecond;
     console.log(`  ratio of sections/s: ${ratio.toFixed(2)}\n`);
+  }
+  process.stderr.write('decorator and service\n');
+  for (const [callers, calls] of [
+    [1, 1_000],
+    [64, 60],
+  ]) {
+    console.log('decorator over service      ', JSON.stringify(await decorator(redis.url, callers, calls)));
   }
   process.stderr.write('10,000 leases\n');
   console.log('10,000 leases in a process  ', JSON.stringify(await leases(redis.url)));

@@ -54,9 +54,11 @@ const ours = {
 export const subjects = { byHand, ours };
 
 /** An application that has nothing but locks. */
-export async function startLocks(url, options = {}) {
+export async function startLocks(url, options = {}, providers = []) {
   class BenchModule {}
-  Module({ imports: [RedisLockModule.forRoot({ connection: url, ttl: TTL, ...options })] })(BenchModule);
+  Module({ imports: [RedisLockModule.forRoot({ connection: url, ttl: TTL, ...options })], providers })(
+    BenchModule,
+  );
   const app = await NestFactory.createApplicationContext(BenchModule, { logger: ['error', 'warn'] });
   return { app, locks: app.get(LockService) };
 }
