@@ -17,9 +17,12 @@ interface Told {
 
 /**
  * The errors of this package as answers: over HTTP, Retry-After for a lock that is not to be had, and Nest's own answer
- * besides; for messages and WebSockets an error that has the code, where Nest would only say that there was one; in
- * any other context the error goes on as it is. Registered by RedisLockModule, behind all filters of the application,
- * unless `httpErrors` is false.
+ * besides; for messages and WebSockets an error that has the code, where Nest would only say that there was one; for
+ * GraphQL the same answer as over HTTP. Anywhere else the error goes on as it is.
+ *
+ * Registered by RedisLockModule, behind all filters of the application, unless `httpErrors` is false. Nest applies no
+ * global filter to gateways, nor to a microservice that is connected without `inheritAppConfig`: there it takes
+ * `@UseFilters(LockExceptionFilter)`.
  */
 @Catch(LockError)
 export class LockExceptionFilter extends BaseExceptionFilter {
@@ -33,6 +36,10 @@ export class LockExceptionFilter extends BaseExceptionFilter {
         return throwError(() => this.#tell(exception));
       case 'ws':
         return emit(host.switchToWs().getClient<WsClient>(), this.#tell(exception));
+      case 'graphql':
+        // There the message goes to the client, and ours names the resource.
+        if (!isHttp(exception)) throw exception;
+        throw new HttpException(exception.getResponse(), exception.getStatus(), { cause: exception });
       default:
         throw exception;
     }

@@ -69,8 +69,11 @@ export class Acquirer {
           taken.push(lease);
           this.#keeper.keep(lease);
         }
+        const allHeld = taken.every(({ state }) => state === 'held');
+        // From here on the confirmation renews them: one that was lost now would be burned after it.
+        for (const lease of taken) this.#keeper.markReleased(lease);
         const acquired = now();
-        const reply = taken.every(({ state }) => state === 'held') && (await this.#store.acquire(claim, ttl));
+        const reply = allHeld && (await this.#store.acquire(claim, ttl));
         if (reply && reply.granted) return { claim, fencingTokens: reply.fencingTokens, acquired };
         await this.#giveUp(claim, ttl);
       } catch (error) {

@@ -1,8 +1,7 @@
-import { LockLostError, LockUnavailableError } from '../errors/lock.errors.js';
+import { LockLostError } from '../errors/lock.errors.js';
 import { Alarm, MAX_TIMER_DELAY } from '../redis/deadline.js';
-import type { Claim } from '../redis/lock-keys.js';
 import type { LockStore, Release } from '../redis/lock-store.js';
-import { now } from '../redis/instant.js';
+import { elapsedSince, now } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
 import type { Lease } from './lease.js';
 
@@ -51,8 +50,9 @@ export class LeaseKeeper {
     if (lease.state !== 'held') return 'not ours';
     this.markReleased(lease);
     const { minHoldLeft } = lease;
+    if (minHoldLeft > 0) return this.#releaseLater(lease, minHoldLeft);
     try {
-      return await (minHoldLeft > 0 ? this.#releaseLater(lease, minHoldLeft) : this.#store.release(lease));
+      return await this.#store.release(lease);
     } catch (error) {
       this.#store.giveBack(lease, lease.ttl);
       throw error;
@@ -85,12 +85,9 @@ export class LeaseKeeper {
       if (ttl < lease.remaining) this.#restart(lease, ttl, sent);
       this.pauseRenewal(lease); // one with the old ttl must not overtake
       try {
-        const [renewal] = await this.#store.renew([{ ...claimOf(lease), ttl }]);
+        const renewal = await this.#store.extend(lease, ttl);
         if (renewal === 'lost') this.lose(lease, 'it has another owner, or none');
         if (renewal === 'renewed' && lease.state === 'held') return this.#restart(lease, ttl, sent);
-        if (renewal === 'failed') {
-          throw new LockUnavailableError('Redis could not renew the lock', { resources: lease.resources });
-        }
       } finally {
         this.resumeRenewal(lease);
       }
@@ -142,8 +139,12 @@ export class LeaseKeeper {
     });
     this.#heldBack.set(lease, alarm);
     alarm.set(performance.now() + ms);
-    const [shortened] = await this.#store.renew([{ ...claimOf(lease), ttl: Math.ceil(ms) }]);
-    return shortened === 'lost' ? 'not ours' : 'released';
+    try {
+      const shortened = await this.#store.extend(lease, Math.ceil(ms));
+      return shortened === 'lost' ? 'not ours' : 'released';
+    } catch {
+      return 'unclear'; // the shorter ttl was only for the case that this process dies: the alarm releases it
+    }
   }
 
   #restart(lease: Lease, ttl: number, measuredFrom: Instant): void {
@@ -196,26 +197,29 @@ export class LeaseKeeper {
 
   async #renewBatch(batch: readonly Lease[]): Promise<void> {
     const sent = now();
-    // A reply that is missing must not use up the time in which another try could save the lease.
+    const asked = batch.map((lease) => ({ lease, token: lease.token, keys: lease.keys, ttl: lease.ttl }));
+    // A reply that is missing must not use up the time in which another try could save the lease. A late one counts.
     const patience = Math.min(...batch.map(({ ttl }) => ttl)) / 3;
-    const renewals = await this.#store.renew(batch, patience).catch(() => undefined);
-    batch.forEach((lease, index) => {
-      const renewal = renewals?.[index];
-      if (renewal === 'lost') this.lose(lease, 'it has another owner, or none');
-      if (renewal === 'renewed' && lease.state === 'held') lease.measuredFrom = sent;
-    });
+    for (const lease of batch) lease.retryAt = performance.now() + patience + RETRY_PAUSE;
+    await this.#store
+      .renew(
+        asked,
+        ({ lease, ttl }, renewal) => {
+          if (renewal === 'lost') this.lose(lease, 'it has another owner, or none');
+          if (renewal !== 'renewed' || lease.state !== 'held' || lease.ttl !== ttl) return;
+          if (elapsedSince(sent) < elapsedSince(lease.measuredFrom)) lease.measuredFrom = sent;
+          lease.retryAt = -Infinity;
+        },
+        patience,
+      )
+      .catch(() => {
+        for (const lease of batch) lease.retryAt = performance.now() + RETRY_PAUSE;
+      });
   }
 
-  /** After a failure some leases are overdue: they wait a moment, not for ever and not for nothing. */
   #nextRenewal(): number {
     let next = Infinity;
-    for (const lease of this.#leases) {
-      next = Math.min(next, Math.max(lease.renewalDueIn, RETRY_PAUSE), lease.remaining);
-    }
+    for (const { renewalDueIn, remaining } of this.#leases) next = Math.min(next, renewalDueIn, remaining);
     return next;
   }
-}
-
-function claimOf({ token, keys }: Lease): Claim {
-  return { token, keys };
 }

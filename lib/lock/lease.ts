@@ -26,6 +26,8 @@ export class Lease implements Claim {
   measuredFrom: Instant;
   /** Above 0, no renewal is sent: one between WATCH and EXEC would make Redis refuse the commit. */
   renewalPauses = 0;
+  /** When a renewal that is under way, or failed, may be tried again; on the monotonic clock. */
+  retryAt = -Infinity;
   /** The last extension that was asked for. */
   extended: Promise<void> = Promise.resolve();
   /** How many commits were sent under it. */
@@ -63,7 +65,7 @@ export class Lease implements Claim {
     const { autoExtend = true, maxHold = Infinity } = this.#terms;
     if (!autoExtend || this.state !== 'held' || this.renewalPauses > 0) return Infinity;
     if (performance.now() - this.#acquired.monotonic >= maxHold) return Infinity;
-    return Math.max(0, this.ttl / 3 - elapsedSince(this.measuredFrom));
+    return Math.max(0, this.ttl / 3 - elapsedSince(this.measuredFrom), this.retryAt - performance.now());
   }
 
   /** ms it has to be held still, whatever its holder says. */

@@ -20,10 +20,11 @@ import { normaliseResources, resourceKeys } from '../redis/lock-keys.js';
 import type { ResourceKeys } from '../redis/lock-keys.js';
 import { LockStore } from '../redis/lock-store.js';
 import { GuardedCommit } from '../transaction/guarded-commit.js';
-import type { LockScope } from '../transaction/lock-scope.js';
+import type { Grant } from '../transaction/lock-scope.js';
 import type { LockScopes } from '../transaction/lock-scopes.js';
 import { LockedWork } from '../transaction/locked-work.js';
-import type { Grant, Work } from '../transaction/locked-work.js';
+import type { Setting, Work } from '../transaction/locked-work.js';
+import { takeTurns } from '../transaction/take-turns.js';
 import { Acquirer } from './acquirer.js';
 import { HandOverWatch } from './hand-over-watch.js';
 import { Lease } from './lease.js';
@@ -51,6 +52,7 @@ export class LockService
   readonly #work: LockedWork;
   readonly #logger = new Logger(LockService.name);
   readonly #running = new Set<Promise<unknown>>();
+  readonly #granting = new Set<Promise<unknown>>();
   #refused: 'nothing' | 'outside of scopes' | 'everything' = 'nothing';
   #closed: Promise<void> | undefined;
   #lastKeys: { resource: string; slot: string | undefined; keys: readonly ResourceKeys[] } | undefined;
@@ -188,6 +190,8 @@ export class LockService
   async #close(): Promise<void> {
     this.#refused = 'everything';
     await this.#room.close(true);
+    // What is granted from here on gives itself back; then nothing more can come.
+    await within(this.#options.commandTimeout, Promise.allSettled(this.#granting)).catch(() => undefined);
     await Promise.all([...this.#keeper.leases].map((lease) => this.#keeper.revoke(lease)));
     this.#keeper.close();
     this.#handOvers.close();
@@ -210,50 +214,65 @@ export class LockService
   }
 
   async #acquire(resource: Resource, options: AcquireOptions): Promise<Lock> {
-    const { holders, missing } = this.#scopes.held(this, this.#keysOf(resource, options.slot));
-    const innermost = holders.at(-1);
-    if (missing.length === 0 && innermost) return Lock.of(innermost.lease, this.#keeper, true);
+    const { grants, missing } = this.#scopes.held(this, this.#keysOf(resource, options.slot));
+    const [grant] = grants;
+    if (missing.length === 0 && grant) return Lock.of(grant.lease, this.#keeper, true);
     return (await this.#grant(missing, options)).lock;
   }
 
   async #runLocked<T>(keys: readonly ResourceKeys[], options: WithLockOptions, work: Work<T>): Promise<T> {
-    const { holders, missing } = this.#scopes.held(this, keys);
-    // Said at once, so that no holder ends before; then one after the other, the outermost first, as everybody does.
-    const visits = holders.map((holder) => holder.visit());
+    const { grants, missing, joinable, path } = this.#scopes.held(this, keys);
+    const outer = this.#scopes.innermostOpen;
+    // Said at once, so that none of these scopes ends before; then one after the other, in everybody's order.
+    const visits = path.map((scope) => scope.visit());
     try {
-      for (const { turn } of visits) await turn;
-      const innermost = holders.at(-1);
-      if (missing.length === 0 && innermost) return await this.#work.join(innermost, work, options);
-      return await this.#runUntilCommitted(missing, holders, options, work);
+      await takeTurns(visits, grants, options);
+      const visited = [...(outer?.visited ?? []), ...path];
+      if (joinable && missing.length === 0) {
+        return await this.#work.join(joinable, grants, { keys, borrowed: [], outer, visited }, work, options);
+      }
+      // What outer scopes rely on, this work relies on with them.
+      const borrowed = [...new Set([...grants, ...path.flatMap((scope) => [...scope.borrowed])])];
+      return await this.#runUntilCommitted(missing, { keys, borrowed, outer, visited }, options, work);
     } finally {
       for (const visit of visits) visit.leave();
     }
   }
 
   async #runUntilCommitted<T>(
-    keys: readonly ResourceKeys[],
-    holders: readonly LockScope[],
+    missing: readonly ResourceKeys[],
+    setting: Setting,
     options: WithLockOptions,
     work: Work<T>,
   ): Promise<T> {
-    const borrowed = holders.map(({ lease }) => lease);
-    let grant = await this.#grant(keys, options);
+    let grant = await this.#grant(missing, options);
     for (let retries = options.retries ?? DEFAULT_RETRIES; ; retries -= 1) {
-      const outcome = await this.#work.run(grant, borrowed, work, options);
+      const outcome = await this.#work.run(grant, setting, work, options);
       if ('result' in outcome) return outcome.result;
-      if (retries <= 0 || borrowed.some(({ remaining }) => remaining <= 0)) throw outcome.refused;
+      if (retries <= 0 || setting.borrowed.some(({ lease }) => lease.remaining <= 0)) throw outcome.refused;
       try {
-        grant = await this.#grant(keys, options);
+        grant = await this.#grant(missing, options);
       } catch {
         throw outcome.refused; // the caller had the lock, and lost it: that is the news
       }
     }
   }
 
+  /** Remembered until it has ended, so that closing can wait for it. */
   async #grant(keys: readonly ResourceKeys[], options: AcquireOptions): Promise<Grant> {
+    const grant = this.#takeGrant(keys, options);
+    this.#granting.add(grant);
+    try {
+      return await grant;
+    } finally {
+      this.#granting.delete(grant);
+    }
+  }
+
+  async #takeGrant(keys: readonly ResourceKeys[], options: AcquireOptions): Promise<Grant> {
     const resources = keys.map(({ resource }) => resource);
     const { signal, minHold = 0 } = options;
-    const nested = this.#scopes.isInside;
+    const nested = this.#scopes.innermostOpen !== undefined;
     this.#assertWanted(resources, signal, nested);
     const ttl = options.ttl ?? this.#options.ttl;
     const wait = options.wait ?? this.#options.wait;

@@ -1,3 +1,4 @@
+import { AsyncResource } from 'node:async_hooks';
 import { LockLostError } from '../errors/lock.errors.js';
 import { checkAcquireOptions } from '../redis-lock.options.js';
 import type { LeaseKeeper } from './lease-keeper.js';
@@ -17,6 +18,8 @@ export class Lock implements AsyncDisposable {
   readonly #lease: Lease;
   readonly #keeper: LeaseKeeper;
   #controller: AbortController | undefined;
+  /** In the async context of whoever wanted the signal: a timer's is somebody else's. */
+  #abort: ((reason: LockLostError) => void) | undefined;
   #lost: LockLostError | undefined;
   #released: Promise<void> | undefined;
   readonly #release: () => Promise<void>;
@@ -26,7 +29,7 @@ export class Lock implements AsyncDisposable {
     this.#keeper = keeper;
     const onLoss = (reason: string) => {
       this.#lost = new LockLostError({ resources: this.resources, reason });
-      this.#controller?.abort(this.#lost);
+      this.#abort?.(this.#lost);
     };
     lease.lossListeners.add(onLoss);
     this.#release = async () => {
@@ -59,7 +62,9 @@ export class Lock implements AsyncDisposable {
    */
   get signal(): AbortSignal {
     if (this.#controller === undefined) {
-      this.#controller = new AbortController();
+      const controller = new AbortController();
+      this.#controller = controller;
+      this.#abort = AsyncResource.bind((reason: LockLostError) => controller.abort(reason));
       if (this.#lost) this.#controller.abort(this.#lost);
     }
     this.#loseWhenOver();

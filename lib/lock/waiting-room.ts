@@ -1,10 +1,10 @@
 import { LockNotAcquiredError, LockUnavailableError } from '../errors/lock.errors.js';
 import type { LockNotAcquiredReason } from '../errors/lock.errors.js';
-import { Alarm, within } from '../redis/deadline.js';
+import { Alarm, DeadlineError, within } from '../redis/deadline.js';
 import { elapsedSince, now } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
 import type { Claim } from '../redis/lock-keys.js';
-import type { HandedOver, LockStore } from '../redis/lock-store.js';
+import type { AcquireReply, HandedOver, LockStore } from '../redis/lock-store.js';
 
 /** How long somebody is ready to wait, and how many may. */
 export interface Patience {
@@ -28,6 +28,7 @@ const LONGEST_PLACE = 24 * 3_600_000;
 const AFTER_LEASE = 1;
 /** ms until the next in line asks when the first one could not. */
 const AFTER_FAILURE = 100;
+const MAX_LATE_GRANTS = 3;
 
 interface Waiter {
   readonly claim: Claim;
@@ -40,6 +41,8 @@ interface Waiter {
   /** Once it is not 'waiting' any more, nothing that comes later changes it. */
   state: 'waiting' | 'granted' | 'gone';
   retryAfter: number | undefined;
+  /** How often it was granted a lease that was over by then. */
+  lateGrants: number;
   resolve(granted: Granted): void;
   reject(error: unknown): void;
   /** Ends its timer and its listener, if it has any. */
@@ -54,8 +57,8 @@ interface Line {
   leaseEndsAt: number;
   /** When the alarm goes off; it may be early, and is then set again. */
   alarmAt: number;
-  /** Whether all in line are asking, because places were lost. */
-  rechecking: boolean;
+  /** Whether all in line are asking, and whether they have to once more. */
+  rechecking: 'no' | 'yes' | 'again';
 }
 
 /**
@@ -77,7 +80,8 @@ export class WaitingRoom {
     this.#subscribed = subscribed;
     this.#commandTimeout = commandTimeout;
     store.onHandOver = (handedOver) => this.#handOver(handedOver);
-    store.onUnclear = (claim) => this.#askFor(claim);
+    store.onUnclear = (claim) => this.#recheckAll(claim);
+    store.onPlaceLost = (claim) => this.#recheckAll(claim);
   }
 
   /**
@@ -117,19 +121,23 @@ export class WaitingRoom {
     for (const waiter of this.#byToken.values()) void this.#ask(waiter);
   }
 
-  /** One of ours may have one of these locks without knowing: all in line ask again. */
-  #askFor(claim: Claim): void {
-    for (const { owner } of claim.keys) {
-      for (const waiter of this.#lines.get(owner)?.waiters ?? []) void this.#ask(waiter);
-    }
+  /** One of ours may have one of these locks without knowing, or may have lost its place. */
+  #recheckAll(claim: Claim): void {
+    for (const { owner } of claim.keys) void this.#recheck(this.#lines.get(owner));
   }
 
-  /** Places were lost: all in line ask again, once, however many of them find theirs gone. */
+  /** All in line ask again; once more after that, however many reasons there were meanwhile. */
   async #recheck(line: Line | undefined): Promise<void> {
-    if (!line || line.rechecking) return;
-    line.rechecking = true;
-    await Promise.all([...line.waiters].map((waiter) => this.#ask(waiter)));
-    line.rechecking = false;
+    if (!line) return;
+    if (line.rechecking !== 'no') {
+      line.rechecking = 'again';
+      return;
+    }
+    do {
+      line.rechecking = 'yes';
+      await Promise.all([...line.waiters].map((waiter) => this.#ask(waiter)));
+    } while ((line.rechecking as string) === 'again' && line.waiters.size > 0);
+    line.rechecking = 'no';
   }
 
   /** Sends everybody away, or only those whose work is not needed for other work to end. */
@@ -155,6 +163,7 @@ export class WaitingRoom {
       askAgain: false,
       state: 'waiting',
       retryAfter: undefined,
+      lateGrants: 0,
       resolve,
       reject,
       cleanUp: this.#watchPatience(patience, (reason) => void this.#giveUp(waiter, reason)),
@@ -167,7 +176,7 @@ export class WaitingRoom {
         alarm: new Alarm(() => this.#wakeFirst(created)),
         leaseEndsAt: Infinity,
         alarmAt: Infinity,
-        rechecking: false,
+        rechecking: 'no',
       };
       line = created;
       this.#lines.set(ownerKey(claim), line);
@@ -193,60 +202,66 @@ export class WaitingRoom {
 
   /** One ask at a time for each waiter. Never rejects: what goes wrong ends the waiting. */
   async #ask(waiter: Waiter): Promise<void> {
-    if (waiter.asking) {
-      waiter.askAgain = true;
-      return;
-    }
+    waiter.askAgain = true;
+    if (waiter.asking) return;
     waiter.asking = true;
-    do {
+    while (waiter.askAgain && waiter.state === 'waiting') {
       waiter.askAgain = false;
-      const { claim, ttl, patience, ticket } = waiter;
-      const left = Math.max(0, patience.until - performance.now());
-      const neededFor = Math.min(left + ttl, LONGEST_PLACE);
-      const sent = now();
-      try {
-        const answer = await this.#store.acquire(claim, ttl, {
-          ticket,
-          neededFor,
-          maxWaiters: patience.maxWaiters,
-        });
-        if (answer.placeLost) void this.#recheck(this.#lineOf(waiter));
-        if (answer.granted) {
-          this.#grant(waiter, answer.fencingTokens[0] ?? 0, sent);
-        } else if (answer.ticket === undefined) {
-          await this.#giveUp(waiter, 'queue_full');
-        } else {
-          waiter.ticket = answer.ticket;
-          waiter.retryAfter = answer.retryAfter;
-          this.#leaseEnds(this.#lineOf(waiter), performance.now() + (answer.retryAfter ?? ttl));
-        }
-      } catch (error) {
-        if (waiter.state !== 'waiting') break; // giving up goes on, and rejects it
-        const line = this.#lineOf(waiter);
-        this.#leave(waiter, 'gone'); // the store gives the place back
-        waiter.reject(error);
-        this.#leaseEnds(line, performance.now() + AFTER_FAILURE);
-      }
-    } while (waiter.askAgain && waiter.state === 'waiting');
+      await this.#askOnce(waiter);
+    }
     waiter.asking = false;
   }
 
-  #handOver({ token, fencingToken, sent }: HandedOver): void {
+  async #askOnce(waiter: Waiter): Promise<void> {
+    const { claim, ttl, patience, ticket } = waiter;
+    const neededFor = neededBy(waiter);
+    const sent = now();
+    const place = { ticket, neededFor, maxWaiters: patience.maxWaiters };
+    const reply = this.#store.ask(claim, place, () => waiter.state === 'waiting');
+    let answer: AcquireReply;
+    try {
+      // Who has a place can wait for the answer as long as for the lock.
+      answer = await (ticket === '0' ? within(this.#commandTimeout, reply) : reply);
+    } catch (error) {
+      this.#store.giveBack(claim, neededFor, reply);
+      this.#fail(waiter, error);
+      return;
+    }
+    if (waiter.state !== 'waiting') {
+      // It gave up while this was under way, and its burn may have come too early.
+      if (answer.granted || answer.ticket !== undefined) this.#store.giveBack(claim, neededFor);
+      return;
+    }
+    if (answer.placeLost) void this.#recheck(this.#lineOf(waiter));
+    if (answer.granted) {
+      this.#grant(waiter, answer.fencingTokens[0] ?? 0, sent);
+    } else if (answer.ticket === undefined) {
+      await this.#giveUp(waiter, 'queue_full');
+    } else {
+      waiter.ticket = answer.ticket;
+      waiter.retryAfter = answer.retryAfter;
+      this.#leaseEnds(this.#lineOf(waiter), performance.now() + (answer.retryAfter ?? ttl));
+    }
+  }
+
+  /** @returns whether somebody waits with that token */
+  #handOver({ token, fencingToken, sent }: HandedOver): boolean {
     const waiter = this.#byToken.get(token);
-    // Nobody waits for it any more: whoever gave up has burned it, or is about to.
-    if (waiter) this.#grant(waiter, fencingToken, sent);
+    if (!waiter) return false;
+    // An ask that is under way might take the lock again after it was used and released: its answer comes first.
+    if (waiter.asking) waiter.askAgain = true;
+    else this.#grant(waiter, fencingToken, sent);
+    return true;
   }
 
   #grant(waiter: Waiter, fencingToken: number, acquired: Instant): void {
-    if (waiter.state === 'granted') return; // the same grant, heard of twice
-    if (waiter.state === 'gone') {
-      // The waiter gave up while this was under way, and its burn may have come too early.
-      this.#store.giveBack(waiter.claim, waiter.ttl);
-      return;
-    }
     if (elapsedSince(acquired) >= waiter.ttl) {
-      void this.#ask(waiter); // this process stood still meanwhile: somebody else may have it by now
-      return;
+      // This process stood still meanwhile, and somebody else may have it by now; or a round trip takes that long.
+      waiter.lateGrants += 1;
+      if (waiter.lateGrants < MAX_LATE_GRANTS) return void this.#ask(waiter);
+      this.#store.giveBack(waiter.claim, waiter.ttl);
+      const why = `The lease of ${waiter.ttl} ms was over before Redis' answer was there`;
+      return this.#fail(waiter, new LockUnavailableError(why, { resources: resourcesOf(waiter) }));
     }
     const line = this.#lineOf(waiter);
     this.#leave(waiter, 'granted');
@@ -254,14 +269,27 @@ export class WaitingRoom {
     this.#leaseEnds(line, performance.now() + waiter.ttl);
   }
 
+  #fail(waiter: Waiter, error: unknown): void {
+    if (waiter.state !== 'waiting') return; // giving up goes on, and rejects it
+    const line = this.#lineOf(waiter);
+    this.#leave(waiter, 'gone');
+    const resources = resourcesOf(waiter);
+    const message = 'Redis did not answer whether the lock can be had';
+    waiter.reject(
+      error instanceof DeadlineError ? new LockUnavailableError(message, { resources, cause: error }) : error,
+    );
+    this.#leaseEnds(line, performance.now() + AFTER_FAILURE);
+  }
+
   /** Leaves the queue, and passes on a lock that crosses that. Rejects the waiter only after Redis has answered. */
   async #giveUp(waiter: Waiter, reason: LockNotAcquiredReason): Promise<void> {
     if (waiter.state !== 'waiting') return;
-    const { claim, ttl, patience, retryAfter } = waiter;
+    const { claim, patience, retryAfter } = waiter;
     const cause: unknown = reason === 'aborted' ? patience.signal?.reason : undefined;
+    const neededFor = neededBy(waiter);
     this.#leave(waiter, 'gone');
-    await this.#store.burn(claim).catch(() => this.#store.giveBack(claim, ttl));
-    const resources = claim.keys.map(({ resource }) => resource);
+    await this.#store.burn(claim).catch(() => this.#store.giveBack(claim, neededFor));
+    const resources = resourcesOf(waiter);
     const after = retryAfter === undefined ? {} : { retryAfter };
     waiter.reject(new LockNotAcquiredError(reason, { resources, cause, ...after }));
   }
@@ -282,9 +310,10 @@ export class WaitingRoom {
   /** Has the first in line ask when the holder's lease is over. An alarm that is early is left to be early. */
   #leaseEnds(line: Line | undefined, at: number): void {
     if (line === undefined || line.waiters.size === 0) return;
-    line.leaseEndsAt = at;
-    if (line.alarmAt <= at) return;
-    line.alarmAt = at + AFTER_LEASE;
+    // However long the lease: the place must not end before somebody asks again.
+    line.leaseEndsAt = Math.min(at, performance.now() + LONGEST_PLACE / 2);
+    if (line.alarmAt <= line.leaseEndsAt) return;
+    line.alarmAt = line.leaseEndsAt + AFTER_LEASE;
     line.alarm.set(line.alarmAt);
   }
 
@@ -302,4 +331,13 @@ export class WaitingRoom {
 
 function ownerKey(claim: Claim): string {
   return claim.keys[0]?.owner ?? '';
+}
+
+function resourcesOf({ claim }: Waiter): string[] {
+  return claim.keys.map(({ resource }) => resource);
+}
+
+/** ms the waiter's place may be needed: until its deadline, and for the lease that may begin then. */
+function neededBy({ patience, ttl }: Waiter): number {
+  return Math.min(Math.max(0, patience.until - performance.now()) + ttl, LONGEST_PLACE);
 }

@@ -52,7 +52,10 @@ export const ACQUIRE = script(
     if number then
       call('PEXPIRE', owner, ttlOf(me))
     else
-      number = grant(owner, fence, me, ttlOf(me))
+      local shorter
+      number, shorter = grant(owner, fence, me, ttlOf(me))
+      local after = shorter and first(queue)
+      if after and after ~= me then tell(owner, queue, after) end
     end
     call('ZREM', queue, me)
     call('HDEL', fence, 'provisional')
@@ -112,13 +115,45 @@ export const RENEW = script(`
 `);
 
 /**
+ * Makes leases last from now on, also shorter than they were to; then the next in line, who believes in the old end, is
+ * told to ask.
+ *
+ * KEYS    owner, queue, fence of each resource
+ * ARGV    1 token, 2 ttl (ms)
+ * Returns how many of them were ours
+ * Invariant: what is not ours is left alone, and never created.
+ */
+export const EXTEND = script(
+  TOKEN,
+  GRANT,
+  HAND_OVER,
+  `
+  local ours, time, ttl = 0, call('TIME'), tonumber(ARGV[2])
+  local ends = time[1] * 1000 + math.floor(time[2] / 1000) + ttl
+  for i = 1, #KEYS, 3 do
+    local owner, queue, fence = KEYS[i], KEYS[i + 1], KEYS[i + 2]
+    if call('GET', owner) == ARGV[1] then
+      ours = ours + 1
+      call('PEXPIRE', owner, ttl)
+      local believed = tonumber(call('HGET', fence, 'believed')) or 0
+      if ends > believed then call('HSET', fence, 'believed', string.format('%.0f', ends)) end
+      call('PEXPIRE', fence, 2 * ttl + 60000)
+      local waiter = ends < believed and first(queue)
+      while waiter and not tell(owner, queue, waiter) do waiter = first(queue) end
+    end
+  end
+  return ours
+`,
+);
+
+/**
  * Takes everything back that a token may have: its places and its locks. Run for every grant nobody wants and for
  * every reply that is uncertain. With a commit id it also settles that commit, for good: after it the token owns
  * nothing, so that a commit which still arrives is refused by its guard.
  *
  * KEYS    owner, queue, fence of each resource
  * ARGV    1 token, 2 commit id or '', 3 fencing token of the first resource
- * Returns {'committed' | 'gone' | 'unknown', then what handOver adds}: 'gone', it was not committed and never will
+ * Returns {'committed' | 'gone' | 'unknown', placeLost, then what handOver adds}: 'gone', it was not committed and never will
  * be; 'unknown', the log does not reach back that far.
  */
 export const BURN = script(
@@ -136,10 +171,11 @@ export const BURN = script(
       verdict = 'unknown'
     end
   end
-  local reply = {verdict}
+  local reply = {verdict, 0}
   for i = 1, #KEYS, 3 do
-    call('ZREM', KEYS[i + 1], ARGV[1])
-    giveUp(i, ARGV[1], reply)
+    local had = call('ZREM', KEYS[i + 1], ARGV[1])
+    -- neither the owner nor in line: whoever waited with this token had lost its place
+    if not giveUp(i, ARGV[1], reply) and had == 0 then reply[2] = 1 end
   end
   return reply
 `,

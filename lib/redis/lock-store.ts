@@ -1,10 +1,11 @@
 import { LockUnavailableError } from '../errors/lock.errors.js';
 import { now } from './instant.js';
 import type { Instant } from './instant.js';
-import { pause, within } from './deadline.js';
+import type { Redis } from 'ioredis';
+import { DeadlineError, pause, within } from './deadline.js';
 import { triples } from './lock-keys.js';
 import type { Claim, ResourceKeys } from './lock-keys.js';
-import { ACQUIRE, BURN, RELEASE, RENEW } from './lock-scripts.js';
+import { ACQUIRE, BURN, EXTEND, RELEASE, RENEW } from './lock-scripts.js';
 import type { RedisClient } from './redis-client.js';
 import type { Script } from './script-parts.js';
 
@@ -47,6 +48,11 @@ export type Verdict = 'committed' | 'gone' | 'unknown';
 /** ms between two tries to give a grant back, doubled from the first to the second. */
 const FIRST_PAUSE = 50;
 const LAST_PAUSE = 1_000;
+/** ms a grant that nobody knows the ttl of is tried to be given back. */
+const LONGEST_GIVE_BACK = 60_000;
+
+/** What ioredis says of a command that it could not write, and does not queue. */
+const NOT_WRITABLE = 'enableOfflineQueue';
 
 /** A request that never left this process: there is nothing to undo. */
 class NotSentError extends Error {
@@ -63,12 +69,15 @@ export class LockStore {
   readonly #closing = new AbortController();
   readonly #giveBacks = new Set<Promise<void>>();
   #lostConnections = 0;
+  #heardAt = 0;
   #ready: Promise<void> | undefined;
 
-  /** Told of every local waiter that got a lock. */
-  onHandOver: (handedOver: HandedOver) => void = () => undefined;
+  /** Told of every local waiter that got a lock; false: nobody of that token waits any more. */
+  onHandOver: (handedOver: HandedOver) => boolean = () => false;
   /** Told of every lock that went to another client provisionally, while others wait: somebody has to look whether it was taken. */
   onHandedAway: (keys: ResourceKeys) => void = () => undefined;
+  /** Told when a waiter's place was gone already: those of others of this client may be gone as well. */
+  onPlaceLost: (claim: Claim) => void = () => undefined;
   /** Told when a claim may have been given up and the answer is lost: a local waiter may have it without knowing. */
   onUnclear: (claim: Claim) => void = () => undefined;
 
@@ -78,19 +87,33 @@ export class LockStore {
     client.on('close', this.#countLostConnection);
   }
 
-  /**
-   * All of the claim or nothing; with a place, for a single resource, the answer may also be to wait. A grant whose
-   * reply is late or lost is given back, see {@link giveBack}, and so is the place.
-   */
-  async acquire(claim: Claim, ttl: number, place?: Place): Promise<AcquireReply> {
-    const { ticket = '', neededFor = 0, maxWaiters = Infinity } = place ?? {};
-    const argv = [claim.token, ticket, Math.ceil(neededFor), maxWaiters === Infinity ? '' : maxWaiters];
-    const reply = this.#run(ACQUIRE, triples(claim.keys), argv).then(decodeAcquire);
+  /** All of the claim or nothing. A grant whose reply is late or lost is given back, see {@link giveBack}. */
+  async acquire(claim: Claim, ttl: number): Promise<AcquireReply> {
+    const reply = this.#run(ACQUIRE, triples(claim.keys), [claim.token, '', 0, '']).then(decodeAcquire);
     try {
       return await this.#bounded(reply, claim.keys);
     } catch (error) {
       this.giveBack(claim, ttl, reply);
       throw error;
+    }
+  }
+
+  /**
+   * Asks for a single resource, or a place in its queue. Not bounded, unlike all others: the waiter has a deadline of
+   * its own, and as long as an ask is under way its answer decides what the waiter has.
+   *
+   * @param isWanted asked before it is sent, which an outage may delay
+   */
+  async ask(
+    claim: Claim,
+    { ticket, neededFor, maxWaiters }: Place,
+    isWanted: () => boolean,
+  ): Promise<AcquireReply> {
+    const argv = [claim.token, ticket, Math.ceil(neededFor), maxWaiters === Infinity ? '' : maxWaiters];
+    try {
+      return decodeAcquire(await this.#run(ACQUIRE, triples(claim.keys), argv, isWanted));
+    } catch (error) {
+      throw unavailable(error, claim.keys);
     }
   }
 
@@ -109,22 +132,39 @@ export class LockStore {
     return 'unclear';
   }
 
-  /** Renews all claims in one round trip, of `timeout` ms at most. A claim is renewed only if all of its resources are. */
-  async renew(claims: readonly (Claim & { readonly ttl: number })[], timeout = Infinity): Promise<Renewal[]> {
+  /**
+   * Renews all claims in one round trip. A claim is renewed only if all of its resources are.
+   *
+   * @param onAnswer told for each claim, also when the answer is late
+   * @param timeout ms this waits at most
+   */
+  async renew<Renewed extends Claim & { readonly ttl: number }>(
+    claims: readonly Renewed[],
+    onAnswer: (claim: Renewed, renewal: Renewal) => void,
+    timeout: number,
+  ): Promise<void> {
     const keys = claims.flatMap((claim) => claim.keys.flatMap(({ owner, fence }) => [owner, fence]));
     const argv = claims.flatMap(({ token, ttl, keys }) => keys.flatMap(() => [token, ttl]));
-    const reply = this.#run(RENEW, keys, argv);
-    const answers = (await this.#bounded(
+    const reply = this.#run(RENEW, keys, argv).then((answers) => {
+      let next = 0;
+      for (const claim of claims) {
+        const own = (answers as (number | string)[]).slice(next, (next += claim.keys.length)).map(Number);
+        const failed = own.includes(0) ? 'lost' : 'failed';
+        onAnswer(claim, own.every((answer) => answer === 1) ? 'renewed' : failed);
+      }
+    });
+    await this.#bounded(
       reply,
       claims.flatMap((claim) => claim.keys),
       timeout,
-    )) as (number | string)[];
-    let next = 0;
-    return claims.map((claim) => {
-      const own = answers.slice(next, (next += claim.keys.length)).map(Number);
-      if (own.every((answer) => answer === 1)) return 'renewed';
-      return own.includes(0) ? 'lost' : 'failed';
-    });
+    );
+  }
+
+  /** Makes a lease last `ttl` ms from now, and tells the next in line if that is sooner than it was to end. */
+  async extend(claim: Claim, ttl: number): Promise<Renewal> {
+    const reply = this.#run(EXTEND, triples(claim.keys), [claim.token, ttl]);
+    const renewed = Number(await this.#bounded(reply, claim.keys));
+    return renewed === claim.keys.length ? 'renewed' : 'lost';
   }
 
   /** Hands a lock over that is free although somebody waits for it. */
@@ -137,12 +177,16 @@ export class LockStore {
     claim: Claim,
     commit?: { readonly id: string; readonly fencingToken: number },
   ): Promise<Verdict> {
+    const lostConnections = this.#lostConnections;
     const sent = now();
-    const [verdict, ...waiters] = await this.#giveUp<Verdict>(BURN, claim, [
+    const [verdict, placeLost, ...waiters] = await this.#giveUp<Verdict>(BURN, claim, [
       commit?.id ?? '',
       commit?.fencingToken ?? 0,
     ]);
     this.reportHandOvers(claim, waiters, sent);
+    if (Number(placeLost) === 1) this.onPlaceLost(claim);
+    // As in release: what a first request of the two handed over was never heard.
+    if (this.#lostConnections !== lostConnections) this.onUnclear(claim);
     return verdict;
   }
 
@@ -151,19 +195,23 @@ export class LockStore {
     for (let i = 0; i + 1 < reply.length; i += 2) {
       const [token, number] = [String(reply[i]), Number(reply[i + 1])];
       const keys = claim.keys[number];
-      if (token !== '') this.onHandOver({ token, fencingToken: number, sent });
-      else if (keys) this.onHandedAway(keys);
+      if (token === '') {
+        if (keys) this.onHandedAway(keys);
+      } else if (!this.onHandOver({ token, fencingToken: number, sent })) {
+        this.giveBack({ token, keys: claim.keys }, LONGEST_GIVE_BACK);
+      }
     }
   }
 
   /**
-   * Undoes, in the background, a grant that nobody will use: as soon as Redis answers, and at the latest the lease
-   * ends by itself, which is when this stops trying.
+   * Undoes, in the background, a grant or a place that nobody will use: as soon as Redis answers, and no longer than
+   * it can last.
    *
+   * @param lasts ms
    * @param reply of an acquire still under way; nothing is done when it turns out that nothing was granted.
    */
-  giveBack(claim: Claim, ttl: number, reply?: Promise<AcquireReply>): void {
-    const work = this.#giveBack(claim, ttl, reply).finally(() => this.#giveBacks.delete(work));
+  giveBack(claim: Claim, lasts: number, reply?: Promise<AcquireReply>): void {
+    const work = this.#giveBack(claim, lasts, reply).finally(() => this.#giveBacks.delete(work));
     this.#giveBacks.add(work);
   }
 
@@ -193,39 +241,56 @@ export class LockStore {
     }
   }
 
-  async #giveBack(claim: Claim, ttl: number, reply?: Promise<AcquireReply>): Promise<void> {
+  async #giveBack(claim: Claim, lasts: number, reply?: Promise<AcquireReply>): Promise<void> {
     const nothing = await reply?.then(
-      (answer) => !answer.granted && answer.ticket === undefined,
+      ({ granted }) => !granted,
       (error: unknown) => error instanceof NotSentError,
     );
     if (nothing) return;
-    const end = performance.now() + ttl;
-    let delay = FIRST_PAUSE;
-    do {
+    const end = performance.now() + lasts;
+    for (let delay = FIRST_PAUSE; performance.now() < end; delay = Math.min(2 * delay, LAST_PAUSE)) {
+      // In an outage only the connection is waited for, not one try after the other.
+      if (this.#client.status !== 'ready') {
+        const over = pause(end - performance.now(), this.#closing.signal);
+        await Promise.race([this.#whenReady(() => true).catch(() => undefined), over]);
+      }
+      if (this.#closing.signal.aborted) return;
       try {
         await this.burn(claim);
         return;
       } catch {
-        // Redis is still not there. Nobody is waiting for this: the next try, or the lease's end, mends it.
+        // Nobody is waiting for this: the next try, or the end of what it is about, mends it.
         await pause(delay, this.#closing.signal);
-        delay = Math.min(2 * delay, LAST_PAUSE);
       }
-    } while (!this.#closing.signal.aborted && performance.now() < end);
+    }
   }
 
-  async #run(script: Script, keys: readonly string[], argv: readonly (string | number)[]): Promise<unknown> {
-    if (this.#client.status !== 'ready') await this.#whenReady(performance.now() + this.#commandTimeout);
+  /** @param isWanted false: nobody waits for the answer any more; default: until commandTimeout is over */
+  async #run(
+    script: Script,
+    keys: readonly string[],
+    argv: readonly (string | number)[],
+    isWanted = wantedFor(this.#commandTimeout),
+  ): Promise<unknown> {
     const args = [keys.length, ...keys, ...argv] as const;
-    try {
-      return await this.#client.evalsha(script.sha, ...args);
-    } catch (error) {
-      if (!(error instanceof Error) || !error.message.startsWith('NOSCRIPT')) throw error;
-      return this.#client.eval(script.text, ...args);
+    if (this.#client.status !== 'ready') await this.#whenReady(isWanted);
+    for (;;) {
+      try {
+        const reply: unknown = await this.#client.evalsha(script.sha, ...args);
+        this.#heardAt = performance.now();
+        return reply;
+      } catch (error) {
+        if (!(error instanceof Error)) throw error;
+        if (error.name === 'ReplyError') this.#heardAt = performance.now();
+        if (error.message.startsWith('NOSCRIPT')) return this.#client.eval(script.text, ...args);
+        if (!error.message.includes(NOT_WRITABLE)) throw error;
+        await this.#whenReady(isWanted); // it was not sent: the connection is about to be closed
+      }
     }
   }
 
   /** @throws NotSentError when it takes so long that nobody waits for the answer any more */
-  async #whenReady(deadline: number): Promise<void> {
+  async #whenReady(isWanted: () => boolean): Promise<void> {
     const { status } = this.#client;
     if (status === 'end') throw new NotSentError('The connection to Redis is closed');
     if (status === 'wait') this.#client.connect().catch(() => undefined); // tries again by itself
@@ -238,18 +303,33 @@ export class LockStore {
       this.#client.on('ready', settle).on('end', settle);
     });
     await this.#ready;
-    if (performance.now() > deadline || this.#client.status !== 'ready') {
+    if (!isWanted() || this.#client.status !== 'ready') {
       throw new NotSentError('The connection to Redis was not there in time');
     }
   }
 
   async #bounded<T>(reply: Promise<T>, keys: readonly ResourceKeys[], timeout = Infinity): Promise<T> {
+    const sent = performance.now();
     try {
       return await within(Math.min(timeout, this.#commandTimeout), reply);
     } catch (error) {
+      if (error instanceof DeadlineError) this.#doubtConnection(sent);
       throw unavailable(error, keys);
     }
   }
+
+  /** A connection on which nothing was heard for a whole commandTimeout may be dead without knowing: a new one is made. */
+  #doubtConnection(sent: number): void {
+    const silent = this.#heardAt < sent && performance.now() - sent >= this.#commandTimeout;
+    if (silent && this.#client.status === 'ready' && !this.#client.isCluster) {
+      (this.#client as Redis).disconnect(true);
+    }
+  }
+}
+
+function wantedFor(ms: number): () => boolean {
+  const deadline = performance.now() + ms;
+  return () => performance.now() <= deadline;
 }
 
 function unavailable(cause: unknown, keys: readonly ResourceKeys[]): LockUnavailableError {

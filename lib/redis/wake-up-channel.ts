@@ -55,6 +55,7 @@ export class WakeUpChannel {
     redis.on('message', (_channel: string, token: string) => this.#listener.onToken(token));
     redis.on('ready', () => void this.#subscribe(redis));
     redis.on('close', () => {
+      if (this.#redis !== undefined && this.#redis !== redis) return; // one that was given up
       this.#isReady = false;
       if (this.#subscribed.settled) this.#subscribed = deferred();
     });

@@ -81,8 +81,10 @@ export class GuardedCommit {
   ): Promise<CommitAnswer> {
     const connection = twoSteps ? this.#connections.exclusiveCommits : this.#connections.commits;
     for (let tries = 1; ; tries += 1) {
+      const isLost = () => [lease, ...alsoHeld].some(({ remaining }) => remaining <= 0);
+      if (isLost()) return { outcome: 'lost' };
       const redis = await connection.get();
-      if ([lease, ...alsoHeld].some(({ remaining }) => remaining <= 0)) return { outcome: 'lost' };
+      if (isLost()) return { outcome: 'lost' };
       // A renewal between WATCH and EXEC would make Redis refuse the commit.
       this.#keeper.pauseRenewal(lease);
       try {

@@ -6,35 +6,48 @@ import {
 } from '../errors/lock.errors.js';
 import type { Lease } from '../lock/lease.js';
 import type { Lock } from '../lock/lock.js';
+import type { ResourceKeys } from '../redis/lock-keys.js';
 import type { RedisClient } from '../redis/redis-client.js';
 import { LockContext } from './lock-context.js';
 import { CommandQueue } from './lock-transaction.js';
 import type { LockTransaction, QueuedCommand } from './lock-transaction.js';
 
+/** A lock that was granted: what its holder gets, and what keeps it. */
+export interface Grant {
+  readonly lock: Lock;
+  readonly lease: Lease;
+}
+
 export interface ScopeParts {
   /** The lock service it belongs to: scopes of different ones never join. */
   readonly service: object;
-  readonly lock: Lock;
-  readonly lease: Lease;
-  /** Leases of outer scopes that this one relies on. */
-  readonly borrowed: readonly Lease[];
+  /** What the work asked for. */
+  readonly keys: readonly ResourceKeys[];
+  /** The lock that the work is given: of the first resource it asked for. */
+  readonly grant: Grant;
+  /** Locks of outer scopes that it relies on as well: its commits need them to be held. */
+  readonly borrowed: readonly Grant[];
   readonly redis: RedisClient;
   readonly knownCommands: ReadonlySet<string>;
   /** Whether the work has a `multi`. */
   readonly transaction: boolean;
-  /** Applies commands now and keeps the lock. */
-  readonly commitNow: (commands: readonly QueuedCommand[]) => Promise<unknown[]>;
+  /** Applies commands now, under the lock and what it relies on, and keeps them. */
+  readonly commitNow: (commands: readonly QueuedCommand[], borrowed: readonly Lease[]) => Promise<unknown[]>;
   /** Told of the error of a commit listener: what was committed stays committed. */
   readonly onListenerError: (error: unknown) => void;
-  /** The scope whose code runs this one. */
+  /** The open scope whose code runs this one. */
   readonly outer: LockScope | undefined;
+  /** Scopes in which it is on a visit: it has its turn there, and must not wait for it again. */
+  readonly visited: readonly LockScope[];
 }
 
 type CommitListener = (replies: unknown[]) => unknown;
 
-/** Somebody who uses a scope that is not their own: they take turns, and the scope does not end before they left. */
+/** Work that uses a scope that is not its own: it takes its turn, and the scope does not end before it has left. */
 export interface Visit {
-  readonly turn: Promise<void>;
+  readonly scope: LockScope;
+  /** Gets in line; resolves when those before it have left. */
+  takeTurn(): Promise<void>;
   leave(): void;
 }
 
@@ -48,6 +61,7 @@ export class LockScope extends LockContext {
   readonly #joined: LockScope | undefined;
   readonly #queue: CommandQueue;
   readonly #visits = new Set<Promise<void>>();
+  readonly #borrowed: Set<Grant>;
   readonly #listeners: CommitListener[] = [];
   #lastTurn: Promise<void> = Promise.resolve();
   #isOpen = true;
@@ -58,7 +72,8 @@ export class LockScope extends LockContext {
     super();
     this.#parts = parts;
     this.#joined = joined;
-    this.#queue = new CommandQueue(parts.knownCommands, parts.lock.resources, () => this.#assertOpen());
+    this.#borrowed = new Set(parts.borrowed);
+    this.#queue = new CommandQueue(parts.knownCommands, resourcesOf(parts), () => this.#assertOpen());
     // Work takes its context apart: `({ multi, key }) => ..`
     this.key = this.key.bind(this);
     this.commit = this.commit.bind(this);
@@ -67,7 +82,7 @@ export class LockScope extends LockContext {
 
   get lock(): Lock {
     this.#assertOpen();
-    return this.#parts.lock;
+    return this.#parts.grant.lock;
   }
 
   get signal(): AbortSignal {
@@ -87,7 +102,7 @@ export class LockScope extends LockContext {
     this.#assertOpen();
     if (!this.#parts.transaction) {
       throw new LockScopeError('There is no `multi` here: the lock was taken with transaction: false', {
-        resources: this.#parts.lock.resources,
+        resources: resourcesOf(this.#parts),
       });
     }
     return this.#queue.multi;
@@ -95,16 +110,23 @@ export class LockScope extends LockContext {
 
   key(...parts: (string | number)[]): string {
     this.#assertOpen();
-    return [`{${this.#parts.lease.keys[0]?.tag}}`, ...parts].join(':');
+    return [`{${this.#parts.keys[0]?.tag}}`, ...parts].join(':');
   }
 
   async commit(): Promise<unknown[]> {
     this.#assertOpen();
+    const own = this.#queue.take(); // first: when it is doomed, the outer scopes keep theirs
     const before = this.#joined?.takeAllCommands() ?? [];
-    const own = this.#queue.take();
-    if (before.length + own.length === 0) return [];
-    const replies = await this.#commitNow([...before, ...own]);
-    return replies.slice(before.length);
+    const commands = [...before.flatMap((taken) => taken.commands), ...own];
+    if (commands.length === 0) return [];
+    try {
+      const replies = await this.#commitNow(commands);
+      return replies.slice(commands.length - own.length);
+    } catch (error) {
+      // Whoever wanted this commit hears that it failed; what outer work queued is not part of that.
+      if (wasNothingApplied(error)) for (const { queue, commands: taken } of before) queue.putBack(taken);
+      throw error;
+    }
   }
 
   afterCommit(listener: CommitListener): void {
@@ -116,19 +138,31 @@ export class LockScope extends LockContext {
     return this.#isOpen;
   }
 
+  /** The next open scope around this one. */
   get outer(): LockScope | undefined {
-    return this.#parts.outer;
+    let { outer } = this.#parts;
+    while (outer && !outer.isOpen) outer = outer.#parts.outer;
+    return outer;
   }
 
-  get lease(): Lease {
-    return this.#parts.lease;
+  get visited(): readonly LockScope[] {
+    return this.#parts.visited;
   }
 
-  /** Whether code in this scope has the lock with that owner key, in this service. */
-  holds(service: object, ownerKey: string): boolean {
-    if (service !== this.#parts.service) return false;
-    return [this.#parts.lease, ...this.#parts.borrowed].some(({ keys }) =>
-      keys.some(({ owner }) => owner === ownerKey),
+  get grant(): Grant {
+    return this.#parts.grant;
+  }
+
+  /** Locks of other scopes that its commits rely on. */
+  get borrowed(): readonly Grant[] {
+    return [...this.#borrowed];
+  }
+
+  /** The lock with that owner key, if code in this scope has it, in this service. */
+  grantOf(service: object, ownerKey: string): Grant | undefined {
+    if (service !== this.#parts.service) return undefined;
+    return [this.#parts.grant, ...this.#borrowed].find(({ lease }) =>
+      lease.keys.some(({ owner }) => owner === ownerKey),
     );
   }
 
@@ -147,20 +181,25 @@ export class LockScope extends LockContext {
     return this.#allListeners().length > 0;
   }
 
-  /** A scope on the same lock, for work inside of this one. */
-  join(outer: LockScope | undefined, transaction: boolean): LockScope {
-    return new LockScope({ ...this.#parts, outer, transaction }, this);
+  /** A scope for work inside of this one, on locks that it has. */
+  join(
+    parts: Pick<ScopeParts, 'keys' | 'grant' | 'borrowed' | 'outer' | 'visited' | 'transaction'>,
+  ): LockScope {
+    return new LockScope({ ...this.#parts, ...parts }, this);
   }
 
-  /** Registers a visitor at once; its turn comes when those before it have left. */
+  /** From now on the scope does not end before the visitor has left. Its turn comes when it takes it. */
   visit(): Visit {
-    const turn = this.#lastTurn;
     let leave = () => undefined as void;
     const left = new Promise<void>((resolve) => (leave = resolve));
-    this.#lastTurn = Promise.all([turn, left]).then(() => undefined);
     this.#visits.add(left);
     void left.then(() => this.#visits.delete(left));
-    return { turn, leave };
+    const takeTurn = () => {
+      const turn = this.#lastTurn;
+      this.#lastTurn = Promise.all([turn, left]).then(() => undefined);
+      return turn;
+    };
+    return { scope: this, takeTurn, leave };
   }
 
   /** Closes the scope to the work, after the last visitor has left. */
@@ -175,8 +214,9 @@ export class LockScope extends LockContext {
   }
 
   /** Everything that is to be applied before what this scope queues next. */
-  takeAllCommands(): QueuedCommand[] {
-    return [...(this.#joined?.takeAllCommands() ?? []), ...this.#queue.take()];
+  takeAllCommands(): { queue: CommandQueue; commands: QueuedCommand[] }[] {
+    const outer = this.#joined?.takeAllCommands() ?? [];
+    return [...outer, { queue: this.#queue, commands: this.#queue.take() }];
   }
 
   /**
@@ -189,6 +229,7 @@ export class LockScope extends LockContext {
     const joined = this.#joined;
     if (joined && joined.#parts.transaction) {
       joined.#queue.add(commands);
+      for (const grant of this.#reliedOn()) joined.#borrow(grant);
       joined.#listeners.push(...this.#listeners);
     } else if (commands.length > 0) {
       await this.#commitNow(commands);
@@ -214,13 +255,27 @@ export class LockScope extends LockContext {
     this.#countCommit(1); // before anything can be applied
     let replies: unknown[];
     try {
-      replies = await this.#parts.commitNow(commands);
+      replies = await this.#parts.commitNow(commands, this.#leasesReliedOn());
     } catch (error) {
       if (wasNothingApplied(error)) this.#countCommit(-1);
       throw error;
     }
     await this.reportCommit(replies);
     return replies;
+  }
+
+  #borrow(grant: Grant): void {
+    if (grant !== this.#parts.grant) this.#borrowed.add(grant);
+  }
+
+  #reliedOn(): readonly Grant[] {
+    return [this.#parts.grant, ...this.#borrowed];
+  }
+
+  /** All leases that have to be held for a commit from here; the one it is sent under may be among them. */
+  #leasesReliedOn(): readonly Lease[] {
+    const root = this.#joined ? this.#joined.#leasesReliedOn() : [];
+    return [...new Set([...root, ...this.#reliedOn().map(({ lease }) => lease)])];
   }
 
   #countCommit(by: number): void {
@@ -236,9 +291,13 @@ export class LockScope extends LockContext {
   #assertOpen(): void {
     if (this.#isOpen) return;
     throw new LockScopeError('The lock scope has ended: its LockContext cannot be used any more', {
-      resources: this.#parts.lock.resources,
+      resources: resourcesOf(this.#parts),
     });
   }
+}
+
+function resourcesOf({ keys }: ScopeParts): string[] {
+  return keys.map(({ resource }) => resource);
 }
 
 /** The errors of a commit that prove it. */

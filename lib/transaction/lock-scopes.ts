@@ -4,13 +4,21 @@ import type { Lock } from '../lock/lock.js';
 import type { RedisClient } from '../redis/redis-client.js';
 import type { ResourceKeys } from '../redis/lock-keys.js';
 import { LockContext } from './lock-context.js';
-import type { LockScope } from './lock-scope.js';
+import type { Grant, LockScope } from './lock-scope.js';
 import type { LockTransaction } from './lock-transaction.js';
 
-/** Which of the wanted resources the calling code has already, through which scopes, the outermost first. */
+/** What the calling code has already of the resources that it wants. */
 export interface Held {
-  readonly holders: readonly LockScope[];
+  /** The locks of those it has, each once. */
+  readonly grants: readonly Grant[];
   readonly missing: readonly ResourceKeys[];
+  /** The innermost scope that has one of them. */
+  readonly joinable: LockScope | undefined;
+  /**
+   * The scopes whose turn it has to take, in the order in which everybody does: from the innermost one out to the
+   * outermost that has one of them. Those where it has its turn already are left out.
+   */
+  readonly path: readonly LockScope[];
 }
 
 /** The scopes of one application, each known to the code that runs in it. */
@@ -26,28 +34,33 @@ export class LockScopes {
     return this.#storage.getStore();
   }
 
-  /** Whether the calling code runs in a scope that has not ended: its locks are needed for work to end. */
-  get isInside(): boolean {
-    return [...this.#outwards()].length > 0;
+  /** The innermost scope that has not ended: locks that are wanted in it are needed for work to end. */
+  get innermostOpen(): LockScope | undefined {
+    const scope = this.innermost;
+    return scope?.isOpen ? scope : scope?.outer;
   }
 
   held(service: object, keys: readonly ResourceKeys[]): Held {
-    const holders = new Set<LockScope>();
+    const grants = new Set<Grant>();
     const missing = new Set(keys);
-    for (const scope of this.#outwards()) {
+    const visited = new Set<LockScope>();
+    const path: LockScope[] = [];
+    let joinable: LockScope | undefined;
+    let outwards: LockScope[] = [];
+    for (let scope = this.innermostOpen; scope !== undefined && missing.size > 0; scope = scope.outer) {
+      if (!visited.has(scope)) outwards.push(scope);
+      for (const each of scope.visited) visited.add(each);
       for (const key of missing) {
-        if (!scope.holds(service, key.owner)) continue;
-        holders.add(scope);
+        const grant = scope.grantOf(service, key.owner);
+        if (grant === undefined) continue;
+        grants.add(grant);
         missing.delete(key);
+        joinable ??= scope;
+        path.push(...outwards);
+        outwards = [];
       }
     }
-    return { holders: [...holders].reverse(), missing: [...missing] };
-  }
-
-  *#outwards(): Iterable<LockScope> {
-    for (let scope = this.innermost; scope !== undefined; scope = scope.outer) {
-      if (scope.isOpen) yield scope;
-    }
+    return { grants: [...grants], missing: [...missing], joinable, path };
   }
 }
 

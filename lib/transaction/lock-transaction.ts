@@ -88,6 +88,11 @@ export class CommandQueue {
     for (const command of commands) this.#commands.push(command);
   }
 
+  /** Has commands that were taken applied before everything else after all. */
+  putBack(commands: readonly QueuedCommand[]): void {
+    this.#commands = [...commands, ...this.#commands];
+  }
+
   #queue(method: string, args: readonly unknown[]): void {
     const called = method === 'call' || method === 'callBuffer';
     const name = called ? args[0] : method.replace(/Buffer$/, '');

@@ -2,27 +2,24 @@ import type { Logger } from '@nestjs/common';
 import { LockLostError, LockOutcomeUnknownError } from '../errors/lock.errors.js';
 import type { LeaseKeeper } from '../lock/lease-keeper.js';
 import type { Lease } from '../lock/lease.js';
-import type { Lock } from '../lock/lock.js';
 import type { WithLockOptions } from '../redis-lock.options.js';
 import type { RedisClient } from '../redis/redis-client.js';
 import type { Release } from '../redis/lock-store.js';
 import type { Committed, GuardedCommit } from './guarded-commit.js';
 import type { LockContext } from './lock-context.js';
 import { LockScope } from './lock-scope.js';
+import type { Grant, ScopeParts } from './lock-scope.js';
 import type { LockScopes } from './lock-scopes.js';
 import type { QueuedCommand } from './lock-transaction.js';
-
-/** A lock that was granted: what its holder gets, and what keeps it. */
-export interface Grant {
-  readonly lock: Lock;
-  readonly lease: Lease;
-}
 
 /** The work under a lock; it may run more than once. */
 export type Work<T> = (context: LockContext) => T | Promise<T>;
 
 /** What a run came to: its result, or a commit that was refused so that the work may run again. */
 export type RunOutcome<T> = { readonly result: T } | { readonly refused: LockLostError };
+
+/** Where work runs: what it asked for, and in which scopes. */
+export type Setting = Pick<ScopeParts, 'keys' | 'borrowed' | 'outer' | 'visited'>;
 
 export interface LockedWorkParts {
   /** Whose locks these are. */
@@ -46,30 +43,27 @@ export class LockedWork {
   /**
    * Runs work under a lock that was granted, commits what it queued and gives the lock up, in any case.
    *
-   * @param borrowed leases of outer scopes that the work relies on
    * @throws the work's own error, untouched, if it has one
    */
   async run<T>(
     grant: Grant,
-    borrowed: readonly Lease[],
+    setting: Setting,
     work: Work<T>,
     options: WithLockOptions,
   ): Promise<RunOutcome<T>> {
-    const { lease, lock } = grant;
-    const { service, redis, knownCommands, scopes, commits, logger } = this.#parts;
+    const { lease } = grant;
+    const { service, redis, knownCommands, commits, logger } = this.#parts;
     const { resources } = lease;
     const scope = new LockScope({
+      ...setting,
       service,
-      lock,
-      lease,
-      borrowed,
+      grant,
       redis,
       knownCommands,
       transaction: options.transaction ?? true,
-      commitNow: (commands) => this.#commitNow(lease, borrowed, commands),
+      commitNow: (commands, reliedOn) => this.#commitNow(lease, reliedOn, commands),
       onListenerError: (error) =>
         logger.error('A commit listener failed after its commit was applied', error),
-      outer: scopes.innermost,
     });
     try {
       const result = await this.#runIn(scope, work);
@@ -86,7 +80,8 @@ export class LockedWork {
       let committed: Committed;
       try {
         const keep = lease.minHoldLeft > 0; // released later
-        committed = await commits.commit({ lease, alsoHeld: borrowed, commands, keep });
+        const alsoHeld = scope.borrowed.map((borrowed) => borrowed.lease);
+        committed = await commits.commit({ lease, alsoHeld, commands, keep });
       } catch (error) {
         if (error instanceof LockLostError && !scope.hasCommitted) return { refused: error };
         throw error;
@@ -99,12 +94,30 @@ export class LockedWork {
     }
   }
 
-  /** Runs work under the lock of a scope that is open. What it queued is handed in when it has ended well. */
-  async join<T>(scope: LockScope, work: Work<T>, options: WithLockOptions): Promise<T> {
-    const { resources, remaining } = scope.lease;
-    if (remaining <= 0)
-      throw new LockLostError({ resources, reason: 'the scope it was to join has lost it' });
-    const inner = scope.join(this.#parts.scopes.innermost, options.transaction ?? true);
+  /**
+   * Runs work under locks that an open scope has. What it queued is handed in when it has ended well.
+   *
+   * @param grants of the resources that it asked for
+   */
+  async join<T>(
+    scope: LockScope,
+    grants: readonly Grant[],
+    setting: Setting,
+    work: Work<T>,
+    options: WithLockOptions,
+  ): Promise<T> {
+    const [first] = setting.keys;
+    const grant =
+      grants.find(({ lease }) => lease.keys.some(({ owner }) => owner === first?.owner)) ?? scope.grant;
+    for (const { lease } of grants) {
+      if (lease.remaining > 0) continue;
+      throw new LockLostError({ resources: lease.resources, reason: 'the scope it was to join has lost it' });
+    }
+    const borrowed = [...new Set([...scope.borrowed, scope.grant, ...grants])].filter(
+      (each) => each !== grant,
+    );
+    const transaction = options.transaction ?? true;
+    const inner = scope.join({ ...setting, grant, borrowed, transaction });
     const result = await this.#runIn(inner, work);
     await inner.handIn();
     return result;
@@ -124,9 +137,10 @@ export class LockedWork {
 
   async #commitNow(
     lease: Lease,
-    alsoHeld: readonly Lease[],
+    reliedOn: readonly Lease[],
     commands: readonly QueuedCommand[],
   ): Promise<unknown[]> {
+    const alsoHeld = reliedOn.filter((each) => each !== lease);
     const { replies } = await this.#parts.commits.commit({ lease, alsoHeld, commands, keep: true });
     if (replies !== undefined) return replies;
     throw repliesLost(lease.resources);

@@ -217,8 +217,14 @@ describe('outside of HTTP, a lock error', () => {
     });
   });
 
+  it('does not name the resource to a client of GraphQL', () => {
+    const thrown = () => new LockExceptionFilter().catch(busy, hostOf('graphql'));
+    expect(thrown).toThrow(HttpException);
+    expect(thrown).not.toThrow(/secret/);
+  });
+
   it('goes on as it is where nobody knows how to answer', () => {
-    expect(() => new LockExceptionFilter().catch(busy, hostOf('graphql'))).toThrow(busy);
+    expect(() => new LockExceptionFilter().catch(busy, hostOf('something else'))).toThrow(busy);
   });
 });
 

@@ -185,6 +185,102 @@ describe('inside of a scope', () => {
     await eventually(async () => (await owner('q:b')) === null);
   });
 
+  it.each([
+    ['joined through two scopes', ['g:a'], ['g:b'], ['g:a', 'g:b']],
+    ['borrowed by a borrower', ['g:a'], ['g:a', 'g:b'], ['g:a', 'g:c']],
+  ])('a commit is refused when a lock is lost that it relied on, %s', async (_how, first, second, third) => {
+    const key = one.key('relied');
+    const error = await one.locks
+      .withLock(first, { retries: 0, transaction: false, onLost: 'report' }, () =>
+        one.locks.withLock(second, { retries: 0 }, () =>
+          one.locks.withLock(third, { retries: 0 }, async ({ multi }) => {
+            multi.incr(key);
+            await other.redis.set(`${one.prefix}:{g:a}`, 'somebody else', 'PX', 1_000);
+          }),
+        ),
+      )
+      .catch((reason: unknown) => reason);
+    expect(error).toBeInstanceOf(LockLostError);
+    expect(await one.redis.get(key)).toBeNull();
+    await one.redis.del(`${one.prefix}:{g:a}`);
+    await eventually(async () => (await owner('g:b')) === null && (await owner('g:c')) === null);
+  });
+
+  it('a call has the key and the lock of what it asked for itself, whoever calls it', async () => {
+    const ask = () =>
+      one.locks.withLock('stock:7', ({ key, lock }) => [key('left'), lock.fencingTokens.has('stock:7')]);
+    const alone = await ask();
+    expect(alone).toEqual(['{stock:7}:left', true]);
+    expect(await one.locks.withLock(['order:1', 'stock:7'], ask)).toEqual(alone);
+    expect(await one.locks.withLock('stock:7', () => one.locks.withLock(['a:1', 'stock:7'], ask))).toEqual(
+      alone,
+    );
+    await one.locks.withLock('stock:7', () =>
+      one.locks.withLock(['a:1', 'stock:7'], async () => {
+        expect((await one.locks.acquire('stock:7')).resources).toEqual(['stock:7']);
+      }),
+    );
+  });
+
+  it('commit() in a joined call that fails leaves to the outer work what that had queued', async () => {
+    await one.locks.withLock('kept', async ({ multi }) => {
+      multi.rpush(one.key('kept-list'), 'before');
+      const inner = one.locks.withLock('kept', async (joined) => {
+        (joined.multi as unknown as Record<string, (key: string) => void>)['lpush']?.(one.key('kept-list'));
+        await joined.commit();
+      });
+      await expect(inner).rejects.toBeInstanceOf(LockTransactionError);
+      multi.rpush(one.key('kept-list'), 'after');
+    });
+    expect(await one.redis.lrange(one.key('kept-list'), 0, -1)).toEqual(['before', 'after']);
+  });
+
+  it('siblings that want the locks of their scopes in different orders do not wait for each other', async () => {
+    const done: string[] = [];
+    await one.locks.withLock('t:x', () =>
+      one.locks.withLock('t:y', async () => {
+        await Promise.all([
+          one.locks.withLock('t:y', () => one.locks.withLock('t:x', () => done.push('y, x'))),
+          one.locks.withLock(['t:x', 't:y'], () => done.push('both')),
+          one.locks.withLock('t:x', () => one.locks.withLock('t:y', () => done.push('x, y'))),
+        ]);
+      }),
+    );
+    expect(done).toHaveLength(3);
+  });
+
+  it('a sibling gives up its turn when it is aborted, when its time is over, and when the lock is lost', async () => {
+    let end = () => undefined as void;
+    const gate = new Promise<void>((resolve) => (end = resolve));
+    await one.locks
+      .withLock('turns', { retries: 0 }, async () => {
+        const first = one.locks.withLock('turns', () => gate);
+        const aborted = one.locks.withLock('turns', { signal: AbortSignal.timeout(20) }, () => 1);
+        await expect(aborted).rejects.toMatchObject({ reason: 'aborted' });
+        await expect(one.locks.withLock('turns', { wait: 20 }, () => 1)).rejects.toMatchObject({
+          reason: 'timeout',
+        });
+        const lost = one.locks.withLock('turns', () => 1);
+        await other.redis.del(`${one.prefix}:{turns}`);
+        await expect(lost).rejects.toBeInstanceOf(LockLostError);
+        end();
+        await first;
+      })
+      .catch((error: unknown) => expect(error).toBeInstanceOf(LockLostError));
+  });
+
+  it('listeners of a loss run in the scope that listens', async () => {
+    let seen: unknown;
+    await one.locks
+      .withLock('listened', { ttl: 300 }, async ({ signal, lock }) => {
+        signal.addEventListener('abort', () => (seen = one.context.lock === lock));
+        await other.redis.del(`${one.prefix}:{listened}`);
+        await eventually(() => signal.aborted);
+      })
+      .catch((error: unknown) => expect(error).toBeInstanceOf(LockLostError));
+    expect(seen).toBe(true);
+  });
+
   it('acquire joins, and its release ends the join only', async () => {
     await one.locks.withLock('acquired', async ({ lock }) => {
       const joined = await one.locks.acquire('acquired');

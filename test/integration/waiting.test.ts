@@ -299,6 +299,87 @@ describe('waiting for a lock', () => {
     await next.release();
   });
 
+  it('minHold: is known to those who wait, also when the application closes meanwhile', async () => {
+    const closing = await startLocks({ keyPrefix: one.prefix });
+    const held = await closing.locks.acquire('min-hold-close', { minHold: 400, ttl: 20_000 });
+    const { lock } = await queueUp(other, 'min-hold-close', { ttl: 20_000 });
+    const started = performance.now();
+    await held.release();
+    await closing.app.close();
+    closing.redis.disconnect();
+    await (await lock).release();
+    expect(performance.now() - started).toBeLessThan(600);
+  });
+
+  it('an acquire that is under way when the application closes leaves nothing behind', async () => {
+    const closing = await startLocks({ keyPrefix: one.prefix });
+    const acquired = closing.locks.acquire('on-the-way', { ttl: 20_000 }).catch((error: unknown) => error);
+    await closing.app.close();
+    expect(await acquired).toMatchObject({ reason: 'shutdown' });
+    expect(await owner('on-the-way')).toBeNull();
+    closing.redis.disconnect();
+  });
+
+  it('an ask that is sent again after its waiter has had the lock does not take it once more', async () => {
+    const proxy = await startCountingProxy(sharedRedisUrl());
+    const shaky = await startLocks({
+      url: sharedRedisUrl(),
+      connection: proxy.url,
+      keyPrefix: one.prefix,
+      ttl: 20_000,
+    });
+    let finish = () => undefined as void;
+    const gate = new Promise<void>((resolve) => (finish = resolve));
+    const holder = shaky.locks.withLock('again', async ({ multi }) => {
+      multi.incr(one.key('again'));
+      await gate;
+    });
+    await eventually(async () => (await owner('again')) !== null);
+    const waiter = shaky.locks.withLock('again', { wait: 10_000 }, ({ multi }) =>
+      multi.incr(one.key('again')),
+    );
+    await eventually(async () => (await waiters('again')) === 1);
+    // It asks again, and the answer does not come; the hand-over comes on another connection.
+    const [token = ''] = await one.redis.zrange(`${one.prefix}:queue:{again}`, 0, '0');
+    proxy.holdReplies('evalsha');
+    await one.redis.publish(`${one.prefix}:wake:${token.split(':')[0]}`, token);
+    proxy.reset();
+    await eventually(() => proxy.roundTrips() > 0);
+    finish();
+    await holder;
+    proxy.cut('evalsha');
+    proxy.passReplies();
+    await waiter;
+    await eventually(async () => (await owner('again')) === null, 1_000);
+    expect([await one.redis.get(one.key('again')), await waiters('again')]).toEqual(['2', 0]);
+    await shaky.app.close();
+    shaky.redis.disconnect();
+    await proxy.close();
+  });
+
+  it('is not ended by an outage, nor by others who give up during it', async () => {
+    const proxy = await startCountingProxy(sharedRedisUrl());
+    const shaky = await startLocks({
+      url: sharedRedisUrl(),
+      connection: proxy.url,
+      keyPrefix: one.prefix,
+      commandTimeout: 200,
+      ttl: 20_000,
+    });
+    const held = await one.locks.acquire('outage', { ttl: 20_000 });
+    const { lock: impatient } = await queueUp(shaky, 'outage', { wait: 300 });
+    const { lock: patient } = await queueUp(shaky, 'outage', { wait: Infinity });
+    proxy.holdReplies();
+    await expect(impatient).rejects.toMatchObject({ reason: 'timeout' });
+    proxy.passReplies();
+    await held.release();
+    await (await patient).release();
+    await eventually(async () => (await waiters('outage')) === 0);
+    await shaky.app.close();
+    shaky.redis.disconnect();
+    await proxy.close();
+  });
+
   it('minHold: is no longer than the work when the work takes longer', async () => {
     const lock = await one.locks.acquire('min-hold-2', { minHold: 30 });
     const started = performance.now();

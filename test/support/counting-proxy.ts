@@ -9,8 +9,10 @@ export interface CountingProxy {
   reset(): void;
   /** Cuts every connection as soon as the server has answered on it, without passing the answer on. */
   dropNextReply(): void;
-  /** Keeps back whatever the server says until {@link passReplies}. */
-  holdReplies(): void;
+  /** Cuts the connections on which clients have sent this word. */
+  cut(word: string): void;
+  /** Keeps back whatever the server says, on connections where clients have sent this word, until {@link passReplies}. */
+  holdReplies(word?: string): void;
   passReplies(): void;
   /** Keeps back what clients send and contains this word, and everything after it on the same connection. */
   holdRequestsWith(word: string): void;
@@ -26,18 +28,23 @@ export async function startCountingProxy(target: string): Promise<CountingProxy>
   const sockets = new Set<Socket>();
   let roundTrips = 0;
   let dropping = false;
-  let holding = false;
+  let holding: string | undefined;
   let held: (() => void)[] = [];
   let heldWord: string | undefined;
   let heldRequests: (() => void)[] = [];
 
   const clients = new Set<Socket>();
+  const cuts = new Set<(word: string) => void>();
   const server = createServer((client) => {
     clients.add(client);
     client.on('close', () => clients.delete(client));
     const upstream = connect(Number(port), hostname);
     let mayCount = true;
     let stuck = false;
+    let said = '';
+    cuts.add((word) => {
+      if (said.includes(word)) client.destroy();
+    });
     for (const socket of [client, upstream]) {
       sockets.add(socket);
       socket.setNoDelay(true);
@@ -49,6 +56,7 @@ export async function startCountingProxy(target: string): Promise<CountingProxy>
       });
     }
     client.on('data', (data) => {
+      said += data.toString('latin1').slice(0, 2_000);
       if (mayCount) roundTrips += 1;
       mayCount = false;
       if (heldWord !== undefined && data.includes(heldWord)) stuck = true;
@@ -62,7 +70,7 @@ export async function startCountingProxy(target: string): Promise<CountingProxy>
         client.destroy();
         return;
       }
-      if (holding) held.push(() => client.write(data));
+      if (holding !== undefined && said.includes(holding)) held.push(() => client.write(data));
       else client.write(data);
     });
   });
@@ -72,9 +80,12 @@ export async function startCountingProxy(target: string): Promise<CountingProxy>
     roundTrips: () => roundTrips,
     reset: () => void (roundTrips = 0),
     dropNextReply: () => void (dropping = true),
-    holdReplies: () => void (holding = true),
+    holdReplies: (word = '') => void (holding = word),
+    cut(word) {
+      for (const cut of cuts) cut(word);
+    },
     passReplies() {
-      holding = false;
+      holding = undefined;
       for (const pass of held) pass();
       held = [];
     },

@@ -39,6 +39,10 @@ export const tasks = {
     await held.get(resource)?.release();
   },
 
+  async extend(resource: string, ttl: number): Promise<void> {
+    await held.get(resource)?.extend(ttl);
+  },
+
   async isHeld(resource: string): Promise<{ held: boolean; aborted: boolean; remaining: number }> {
     const lock = held.get(resource);
     return {
