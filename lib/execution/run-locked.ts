@@ -27,11 +27,20 @@ export interface LockedCall {
 export async function runLocked(call: LockedCall): Promise<unknown> {
   return acquireAndRun(call, call.options, async () => {
     const result = await call.work();
-    if (!isObservable(result)) return result;
+    const lasting = isObservable(result)
+      ? "an Observable (say returns: 'observable')"
+      : isAsyncIterable(result);
+    if (!lasting) return result;
     throw new LockConfigurationError(
-      `${call.method}: it returned an Observable, which would run on without its lock; say returns: 'observable'`,
+      `${call.method}: it returned ${lasting}, which would run on without its lock`,
     );
   });
+}
+
+/** What is consumed after the method has returned: a stream of Node, or what an async generator makes. */
+function isAsyncIterable(result: unknown): string | undefined {
+  const is = typeof result === 'object' && result !== null && Symbol.asyncIterator in result;
+  return is ? 'an async iterable' : undefined;
 }
 
 /**

@@ -154,6 +154,21 @@ describe('a lock', () => {
     await lock.release();
   });
 
+  it('case 23: a renewal that races the release does not keep the lock alive', async () => {
+    for (let i = 0; i < 40; i += 1) {
+      const lock = await one.locks.acquire('race', { ttl: 30 });
+      const start = performance.now();
+      await eventually(() => performance.now() - start > 9 + (i % 5) / 2); // about when it is renewed
+      await lock.release();
+      expect(await owner('race')).toBeNull();
+    }
+    const start = performance.now();
+    await eventually(async () => {
+      expect(await owner('race')).toBeNull();
+      return performance.now() - start > 60;
+    });
+  });
+
   it('can be released after its application was closed', async () => {
     const closed = await startLocks({ keyPrefix: one.prefix });
     const lock = await closed.locks.acquire('closed');

@@ -60,6 +60,13 @@ class Streams {
     return of(1);
   }
 
+  @WithLock('iterable')
+  async iterable(): Promise<AsyncIterable<number>> {
+    return (async function* () {
+      yield 1;
+    })();
+  }
+
   @WithLock('busy', { onBusy: 'skip' })
   skips(): Observable<number> {
     return of(1);
@@ -167,6 +174,11 @@ describe('an Observable method under a lock', () => {
     const call = streams.promised() as unknown as Promise<unknown>;
     await expect(call).rejects.toThrow(/returns: 'observable'/);
     expect(await owner('promised')).toBeNull();
+  });
+
+  it('case 6: an async iterable is released and refused', async () => {
+    await expect(streams.iterable()).rejects.toThrow(/async iterable/);
+    expect(await owner('iterable')).toBeNull();
   });
 
   it('onBusy: is skipped, or replaced by what a function says', async () => {

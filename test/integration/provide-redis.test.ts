@@ -47,7 +47,7 @@ describe('with REDIS_URL', () => {
     expect(message).not.toContain('s3cret');
   });
 
-  it('a REDIS_URL whose server stays silent is an error once the time is over', async () => {
+  it('case 35: a REDIS_URL whose server accepts but does not answer PING is not ready, and an error in the end', async () => {
     const url = `redis://127.0.0.1:${await silentPort()}`;
 
     expect(await refusal({ environment: { REDIS_URL: url }, within: 200 })).toMatch(

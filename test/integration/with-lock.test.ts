@@ -46,6 +46,11 @@ class Shop {
     return this.context.lock.resources;
   }
 
+  @WithLock('order:<id>', { slot: 'orders' })
+  async inSlot(id: string): Promise<string> {
+    return `${this.context.key('items', id)} of ${this.context.lock.resources.join()}`;
+  }
+
   @WithLock('fails')
   async fails(error: unknown): Promise<void> {
     throw error;
@@ -55,6 +60,12 @@ class Shop {
   @WithLock('meta')
   @SetMetadata('audience', 'all')
   async meta(_a: string, _b: string): Promise<void> {}
+}
+
+@Injectable()
+class OtherService {
+  @WithLock('order:<0>')
+  async somethingElse(_id: string): Promise<void> {}
 }
 
 @Controller('orders')
@@ -71,7 +82,7 @@ describe('@WithLock', () => {
   let shop: Shop;
 
   beforeAll(async () => {
-    one = await startLocks({}, { providers: [Shop], controllers: [OrdersController] });
+    one = await startLocks({}, { providers: [Shop, OtherService], controllers: [OrdersController] });
     shop = one.app.get(Shop);
   });
   afterAll(() => one.close());
@@ -95,6 +106,17 @@ describe('@WithLock', () => {
     await shop.order('1', one.key('order'));
     await shop.order('2', one.key('order'));
     expect(shop.seen).toEqual(['order:2']);
+  });
+
+  it('case 28: only the template decides about the key: two services share a lock', async () => {
+    await using _lock = await one.locks.acquire('order:28');
+    await expect(one.app.get(OtherService).somethingElse('28')).rejects.toMatchObject({ reason: 'busy' });
+    await expect(shop.order('28', one.key('order'))).rejects.toMatchObject({ reason: 'busy' });
+  });
+
+  it('with a slot has it as the hash tag of the lock and of the keys it names', async () => {
+    expect(await shop.inSlot('7')).toBe('{orders}:items:7 of order:7');
+    expect(await one.redis.exists(`${one.prefix}:fence:{orders}:order:7`)).toBe(1);
   });
 
   it('refuses a second call on the same key while the first runs, and lets another key pass', async () => {
