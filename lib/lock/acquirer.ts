@@ -5,7 +5,8 @@ import type { Claim, ResourceKeys } from '../redis/lock-keys.js';
 import type { LockStore } from '../redis/lock-store.js';
 import { Lease } from './lease.js';
 import type { LeaseKeeper } from './lease-keeper.js';
-import type { Patience, WaitingRoom } from './waiting-room.js';
+import type { Patience } from './waiter.js';
+import type { WaitingRoom } from './waiting-room.js';
 
 /** A claim that was granted, all of it. */
 export interface Acquired {

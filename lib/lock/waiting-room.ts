@@ -5,61 +5,13 @@ import { elapsedSince, now } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
 import type { Claim } from '../redis/lock-keys.js';
 import type { AcquireReply, HandedOver, LockStore } from '../redis/lock-store.js';
+import { neededBy } from './waiter.js';
+import type { Granted, Patience, Waiter } from './waiter.js';
+import { WaitingLine } from './waiting-line.js';
 
-/** How long somebody is ready to wait, and how many may. */
-export interface Patience {
-  /** On the monotonic clock; Infinity: until aborted. */
-  readonly until: number;
-  readonly maxWaiters: number;
-  readonly signal: AbortSignal | undefined;
-  /** Goes on waiting while the application closes: its lock is needed by work that is to end. */
-  readonly nested: boolean;
-}
-
-/** A lock that was granted, and when the request for it was sent. */
-export interface Granted {
-  readonly fencingToken: number;
-  readonly acquired: Instant;
-}
-
-/** ms a place in the queue outlives its waiter's deadline at most; also how long one without a deadline lasts. */
-const LONGEST_PLACE = 24 * 3_600_000;
-/** ms after the end of the holder's lease until the first waiter asks. */
-const AFTER_LEASE = 1;
 /** ms until the next in line asks when the first one could not. */
 const AFTER_FAILURE = 100;
 const MAX_LATE_GRANTS = 3;
-
-interface Waiter {
-  readonly claim: Claim;
-  readonly ttl: number;
-  readonly patience: Patience;
-  ticket: string;
-  /** Whether an ask is under way, and whether another one is needed after it. */
-  asking: boolean;
-  askAgain: boolean;
-  /** Once it is not 'waiting' any more, nothing that comes later changes it. */
-  state: 'waiting' | 'granted' | 'gone';
-  retryAfter: number | undefined;
-  /** How often it was granted a lease that was over by then. */
-  lateGrants: number;
-  resolve(granted: Granted): void;
-  reject(error: unknown): void;
-  /** Ends its timer and its listener, if it has any. */
-  cleanUp: (() => void) | undefined;
-}
-
-/** The local waiters of one resource, in the order they came, and a timer for the end of the holder's lease. */
-interface Line {
-  readonly waiters: Set<Waiter>;
-  readonly alarm: Alarm;
-  /** When the holder's lease ends, as far as is known here. */
-  leaseEndsAt: number;
-  /** When the alarm goes off; it may be early, and is then set again. */
-  alarmAt: number;
-  /** Whether all in line are asking, and whether they have to once more. */
-  rechecking: 'no' | 'yes' | 'again';
-}
 
 /**
  * Where the waiters of one service wait. Each has a place in the queue in Redis and is silent: it asks again when it
@@ -71,7 +23,7 @@ export class WaitingRoom {
   readonly #subscribed: () => Promise<void> | undefined;
   readonly #commandTimeout: number;
   readonly #byToken = new Map<string, Waiter>();
-  readonly #lines = new Map<string, Line>();
+  readonly #lines = new Map<string, WaitingLine>();
   #closed: 'no' | 'except nested' | 'yes' = 'no';
 
   /** @param subscribed resolves when this client would hear of a hand-over; undefined: it would by now */
@@ -123,21 +75,7 @@ export class WaitingRoom {
 
   /** One of ours may have one of these locks without knowing, or may have lost its place. */
   #recheckAll(claim: Claim): void {
-    for (const { owner } of claim.keys) void this.#recheck(this.#lines.get(owner));
-  }
-
-  /** All in line ask again; once more after that, however many reasons there were meanwhile. */
-  async #recheck(line: Line | undefined): Promise<void> {
-    if (!line) return;
-    if (line.rechecking !== 'no') {
-      line.rechecking = 'again';
-      return;
-    }
-    do {
-      line.rechecking = 'yes';
-      await Promise.all([...line.waiters].map((waiter) => this.#ask(waiter)));
-    } while ((line.rechecking as string) === 'again' && line.waiters.size > 0);
-    line.rechecking = 'no';
+    for (const { owner } of claim.keys) void this.#lines.get(owner)?.recheck();
   }
 
   /** Sends everybody away, or only those whose work is not needed for other work to end. */
@@ -169,18 +107,8 @@ export class WaitingRoom {
       cleanUp: this.#watchPatience(patience, (reason) => void this.#giveUp(waiter, reason)),
     };
     this.#byToken.set(claim.token, waiter);
-    let line = this.#lineOf(waiter);
-    if (!line) {
-      const created: Line = {
-        waiters: new Set(),
-        alarm: new Alarm(() => this.#wakeFirst(created)),
-        leaseEndsAt: Infinity,
-        alarmAt: Infinity,
-        rechecking: 'no',
-      };
-      line = created;
-      this.#lines.set(ownerKey(claim), line);
-    }
+    const line = this.#lineOf(waiter) ?? new WaitingLine((each) => this.#ask(each));
+    this.#lines.set(ownerKey(claim), line);
     line.waiters.add(waiter);
     return waiter;
   }
@@ -232,7 +160,7 @@ export class WaitingRoom {
       if (answer.granted || answer.ticket !== undefined) this.#store.giveBack(claim, neededFor);
       return;
     }
-    if (answer.placeLost) void this.#recheck(this.#lineOf(waiter));
+    if (answer.placeLost) void this.#lineOf(waiter)?.recheck();
     if (answer.granted) {
       this.#grant(waiter, answer.fencingTokens[0] ?? 0, sent);
     } else if (answer.ticket === undefined) {
@@ -240,7 +168,7 @@ export class WaitingRoom {
     } else {
       waiter.ticket = answer.ticket;
       waiter.retryAfter = answer.retryAfter;
-      this.#leaseEnds(this.#lineOf(waiter), performance.now() + (answer.retryAfter ?? ttl));
+      this.#lineOf(waiter)?.leaseEndsIn(answer.retryAfter ?? ttl);
     }
   }
 
@@ -266,7 +194,7 @@ export class WaitingRoom {
     const line = this.#lineOf(waiter);
     this.#leave(waiter, 'granted');
     waiter.resolve({ fencingToken, acquired });
-    this.#leaseEnds(line, performance.now() + waiter.ttl);
+    line?.leaseEndsIn(waiter.ttl);
   }
 
   #fail(waiter: Waiter, error: unknown): void {
@@ -278,7 +206,7 @@ export class WaitingRoom {
     waiter.reject(
       error instanceof DeadlineError ? new LockUnavailableError(message, { resources, cause: error }) : error,
     );
-    this.#leaseEnds(line, performance.now() + AFTER_FAILURE);
+    line?.leaseEndsIn(AFTER_FAILURE);
   }
 
   /** Leaves the queue, and passes on a lock that crosses that. Rejects the waiter only after Redis has answered. */
@@ -302,29 +230,12 @@ export class WaitingRoom {
     const line = this.#lineOf(waiter);
     line?.waiters.delete(waiter);
     if (line?.waiters.size === 0) {
-      line.alarm.clear();
+      line.close();
       this.#lines.delete(ownerKey(waiter.claim));
     }
   }
 
-  /** Has the first in line ask when the holder's lease is over. An alarm that is early is left to be early. */
-  #leaseEnds(line: Line | undefined, at: number): void {
-    if (line === undefined || line.waiters.size === 0) return;
-    // However long the lease: the place must not end before somebody asks again.
-    line.leaseEndsAt = Math.min(at, performance.now() + LONGEST_PLACE / 2);
-    if (line.alarmAt <= line.leaseEndsAt) return;
-    line.alarmAt = line.leaseEndsAt + AFTER_LEASE;
-    line.alarm.set(line.alarmAt);
-  }
-
-  #wakeFirst(line: Line): void {
-    line.alarmAt = Infinity;
-    const [first] = line.waiters;
-    if (performance.now() < line.leaseEndsAt) this.#leaseEnds(line, line.leaseEndsAt);
-    else if (first) void this.#ask(first);
-  }
-
-  #lineOf(waiter: Waiter): Line | undefined {
+  #lineOf(waiter: Waiter): WaitingLine | undefined {
     return this.#lines.get(ownerKey(waiter.claim));
   }
 }
@@ -335,9 +246,4 @@ function ownerKey(claim: Claim): string {
 
 function resourcesOf({ claim }: Waiter): string[] {
   return claim.keys.map(({ resource }) => resource);
-}
-
-/** ms the waiter's place may be needed: until its deadline, and for the lease that may begin then. */
-function neededBy({ patience, ttl }: Waiter): number {
-  return Math.min(Math.max(0, patience.until - performance.now()) + ttl, LONGEST_PLACE);
 }

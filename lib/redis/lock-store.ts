@@ -1,13 +1,12 @@
-import { LockUnavailableError } from '../errors/lock.errors.js';
 import { now } from './instant.js';
 import type { Instant } from './instant.js';
-import type { Redis } from 'ioredis';
-import { DeadlineError, pause, within } from './deadline.js';
+import { pause, within } from './deadline.js';
 import { triples } from './lock-keys.js';
 import type { Claim, ResourceKeys } from './lock-keys.js';
 import { ACQUIRE, BURN, EXTEND, RELEASE, RENEW } from './lock-scripts.js';
 import type { RedisClient } from './redis-client.js';
 import type { Script } from './script-parts.js';
+import { NotSentError, ScriptRunner, unavailable } from './script-runner.js';
 
 /** A wish to wait: for how many ms the place may be needed, and how many waiters there may be. */
 export interface Place {
@@ -51,26 +50,15 @@ const LAST_PAUSE = 1_000;
 /** ms a grant that nobody knows the ttl of is tried to be given back. */
 const LONGEST_GIVE_BACK = 60_000;
 
-/** What ioredis says of a command that it could not write, and does not queue. */
-const NOT_WRITABLE = 'enableOfflineQueue';
-
-/** A request that never left this process: there is nothing to undo. */
-class NotSentError extends Error {
-  override readonly name = 'NotSentError';
-}
-
 /**
  * The lock scripts as typed calls. Each is one round trip, bounded by commandTimeout, and rejects with
  * LockUnavailableError when Redis refuses it or does not answer.
  */
 export class LockStore {
-  readonly #client: RedisClient;
+  readonly #runner: ScriptRunner;
   readonly #commandTimeout: number;
   readonly #closing = new AbortController();
   readonly #giveBacks = new Set<Promise<void>>();
-  #lostConnections = 0;
-  #heardAt = 0;
-  #ready: Promise<void> | undefined;
 
   /** Told of every local waiter that got a lock; false: nobody of that token waits any more. */
   onHandOver: (handedOver: HandedOver) => boolean = () => false;
@@ -82,16 +70,17 @@ export class LockStore {
   onUnclear: (claim: Claim) => void = () => undefined;
 
   constructor(client: RedisClient, commandTimeout: number) {
-    this.#client = client;
+    this.#runner = new ScriptRunner(client, commandTimeout);
     this.#commandTimeout = commandTimeout;
-    client.on('close', this.#countLostConnection);
   }
 
   /** All of the claim or nothing. A grant whose reply is late or lost is given back, see {@link giveBack}. */
   async acquire(claim: Claim, ttl: number): Promise<AcquireReply> {
-    const reply = this.#run(ACQUIRE, triples(claim.keys), [claim.token, '', 0, '']).then(decodeAcquire);
+    const reply = this.#runner
+      .run(ACQUIRE, triples(claim.keys), [claim.token, '', 0, ''])
+      .then(decodeAcquire);
     try {
-      return await this.#bounded(reply, claim.keys);
+      return await this.#runner.bounded(reply, claim.keys);
     } catch (error) {
       this.giveBack(claim, ttl, reply);
       throw error;
@@ -111,7 +100,7 @@ export class LockStore {
   ): Promise<AcquireReply> {
     const argv = [claim.token, ticket, Math.ceil(neededFor), maxWaiters === Infinity ? '' : maxWaiters];
     try {
-      return decodeAcquire(await this.#run(ACQUIRE, triples(claim.keys), argv, isWanted));
+      return decodeAcquire(await this.#runner.run(ACQUIRE, triples(claim.keys), argv, isWanted));
     } catch (error) {
       throw unavailable(error, claim.keys);
     }
@@ -122,12 +111,12 @@ export class LockStore {
    * lock that the first of the two requests released.
    */
   async release(claim: Claim): Promise<Release> {
-    const lostConnections = this.#lostConnections;
+    const lostConnections = this.#runner.lostConnections;
     const sent = now();
     const [released, ...waiters] = await this.#giveUp<number | string>(RELEASE, claim, []);
     this.reportHandOvers(claim, waiters, sent);
     if (Number(released) === claim.keys.length) return 'released';
-    if (this.#lostConnections === lostConnections) return 'not ours';
+    if (this.#runner.lostConnections === lostConnections) return 'not ours';
     this.onUnclear(claim);
     return 'unclear';
   }
@@ -145,7 +134,7 @@ export class LockStore {
   ): Promise<void> {
     const keys = claims.flatMap((claim) => claim.keys.flatMap(({ owner, fence }) => [owner, fence]));
     const argv = claims.flatMap(({ token, ttl, keys }) => keys.flatMap(() => [token, ttl]));
-    const reply = this.#run(RENEW, keys, argv).then((answers) => {
+    const reply = this.#runner.run(RENEW, keys, argv).then((answers) => {
       let next = 0;
       for (const claim of claims) {
         const own = (answers as (number | string)[]).slice(next, (next += claim.keys.length)).map(Number);
@@ -153,7 +142,7 @@ export class LockStore {
         onAnswer(claim, own.every((answer) => answer === 1) ? 'renewed' : failed);
       }
     });
-    await this.#bounded(
+    await this.#runner.bounded(
       reply,
       claims.flatMap((claim) => claim.keys),
       timeout,
@@ -162,8 +151,8 @@ export class LockStore {
 
   /** Makes a lease last `ttl` ms from now, and tells the next in line if that is sooner than it was to end. */
   async extend(claim: Claim, ttl: number): Promise<Renewal> {
-    const reply = this.#run(EXTEND, triples(claim.keys), [claim.token, ttl]);
-    const renewed = Number(await this.#bounded(reply, claim.keys));
+    const reply = this.#runner.run(EXTEND, triples(claim.keys), [claim.token, ttl]);
+    const renewed = Number(await this.#runner.bounded(reply, claim.keys));
     return renewed === claim.keys.length ? 'renewed' : 'lost';
   }
 
@@ -177,7 +166,7 @@ export class LockStore {
     claim: Claim,
     commit?: { readonly id: string; readonly fencingToken: number },
   ): Promise<Verdict> {
-    const lostConnections = this.#lostConnections;
+    const lostConnections = this.#runner.lostConnections;
     const sent = now();
     const [verdict, placeLost, ...waiters] = await this.#giveUp<Verdict>(BURN, claim, [
       commit?.id ?? '',
@@ -186,7 +175,7 @@ export class LockStore {
     this.reportHandOvers(claim, waiters, sent);
     if (Number(placeLost) === 1) this.onPlaceLost(claim);
     // As in release: what a first request of the two handed over was never heard.
-    if (this.#lostConnections !== lostConnections) this.onUnclear(claim);
+    if (this.#runner.lostConnections !== lostConnections) this.onUnclear(claim);
     return verdict;
   }
 
@@ -220,21 +209,17 @@ export class LockStore {
     const left = Promise.all(this.#giveBacks);
     await within(this.#commandTimeout, left).catch(() => undefined); // their leases end by themselves
     this.#closing.abort();
-    this.#client.off('close', this.#countLostConnection);
+    this.#runner.close();
   }
-
-  readonly #countLostConnection = (): void => {
-    this.#lostConnections += 1;
-  };
 
   async #giveUp<First>(
     script: Script,
     claim: Claim,
     argv: (string | number)[],
   ): Promise<[First, ...string[]]> {
-    const reply = this.#run(script, triples(claim.keys), [claim.token, ...argv]);
+    const reply = this.#runner.run(script, triples(claim.keys), [claim.token, ...argv]);
     try {
-      return (await this.#bounded(reply, claim.keys)) as [First, ...string[]];
+      return (await this.#runner.bounded(reply, claim.keys)) as [First, ...string[]];
     } catch (error) {
       this.onUnclear(claim);
       throw error;
@@ -250,10 +235,8 @@ export class LockStore {
     const end = performance.now() + lasts;
     for (let delay = FIRST_PAUSE; performance.now() < end; delay = Math.min(2 * delay, LAST_PAUSE)) {
       // In an outage only the connection is waited for, not one try after the other.
-      if (this.#client.status !== 'ready') {
-        const over = pause(end - performance.now(), this.#closing.signal);
-        await Promise.race([this.#whenReady(() => true).catch(() => undefined), over]);
-      }
+      const ready = this.#runner.ready();
+      if (ready) await Promise.race([ready, pause(end - performance.now(), this.#closing.signal)]);
       if (this.#closing.signal.aborted) return;
       try {
         await this.burn(claim);
@@ -264,80 +247,6 @@ export class LockStore {
       }
     }
   }
-
-  /** @param isWanted false: nobody waits for the answer any more; default: until commandTimeout is over */
-  async #run(
-    script: Script,
-    keys: readonly string[],
-    argv: readonly (string | number)[],
-    isWanted = wantedFor(this.#commandTimeout),
-  ): Promise<unknown> {
-    const args = [keys.length, ...keys, ...argv] as const;
-    if (this.#client.status !== 'ready') await this.#whenReady(isWanted);
-    for (;;) {
-      try {
-        const reply: unknown = await this.#client.evalsha(script.sha, ...args);
-        this.#heardAt = performance.now();
-        return reply;
-      } catch (error) {
-        if (!(error instanceof Error)) throw error;
-        if (error.name === 'ReplyError') this.#heardAt = performance.now();
-        if (error.message.startsWith('NOSCRIPT')) return this.#client.eval(script.text, ...args);
-        if (!error.message.includes(NOT_WRITABLE)) throw error;
-        await this.#whenReady(isWanted); // it was not sent: the connection is about to be closed
-      }
-    }
-  }
-
-  /** @throws NotSentError when it takes so long that nobody waits for the answer any more */
-  async #whenReady(isWanted: () => boolean): Promise<void> {
-    const { status } = this.#client;
-    if (status === 'end') throw new NotSentError('The connection to Redis is closed');
-    if (status === 'wait') this.#client.connect().catch(() => undefined); // tries again by itself
-    this.#ready ??= new Promise((resolve) => {
-      const settle = () => {
-        this.#client.off('ready', settle).off('end', settle);
-        this.#ready = undefined;
-        resolve();
-      };
-      this.#client.on('ready', settle).on('end', settle);
-    });
-    await this.#ready;
-    if (!isWanted() || this.#client.status !== 'ready') {
-      throw new NotSentError('The connection to Redis was not there in time');
-    }
-  }
-
-  async #bounded<T>(reply: Promise<T>, keys: readonly ResourceKeys[], timeout = Infinity): Promise<T> {
-    const sent = performance.now();
-    try {
-      return await within(Math.min(timeout, this.#commandTimeout), reply);
-    } catch (error) {
-      if (error instanceof DeadlineError) this.#doubtConnection(sent);
-      throw unavailable(error, keys);
-    }
-  }
-
-  /** A connection on which nothing was heard for a whole commandTimeout may be dead without knowing: a new one is made. */
-  #doubtConnection(sent: number): void {
-    const silent = this.#heardAt < sent && performance.now() - sent >= this.#commandTimeout;
-    if (silent && this.#client.status === 'ready' && !this.#client.isCluster) {
-      (this.#client as Redis).disconnect(true);
-    }
-  }
-}
-
-function wantedFor(ms: number): () => boolean {
-  const deadline = performance.now() + ms;
-  return () => performance.now() <= deadline;
-}
-
-function unavailable(cause: unknown, keys: readonly ResourceKeys[]): LockUnavailableError {
-  const said = cause instanceof Error ? cause.message : String(cause);
-  return new LockUnavailableError(`Redis could not be asked for the lock: ${said}`, {
-    resources: keys.map(({ resource }) => resource),
-    cause,
-  });
 }
 
 function decodeAcquire(reply: unknown): AcquireReply {

@@ -1,0 +1,46 @@
+import type { Instant } from '../redis/instant.js';
+import type { Claim } from '../redis/lock-keys.js';
+
+/** How long somebody is ready to wait, and how many may. */
+export interface Patience {
+  /** On the monotonic clock; Infinity: until aborted. */
+  readonly until: number;
+  readonly maxWaiters: number;
+  readonly signal: AbortSignal | undefined;
+  /** Goes on waiting while the application closes: its lock is needed by work that is to end. */
+  readonly nested: boolean;
+}
+
+/** A lock that was granted, and when the request for it was sent. */
+export interface Granted {
+  readonly fencingToken: number;
+  readonly acquired: Instant;
+}
+
+/** One who waits for a single resource. */
+export interface Waiter {
+  readonly claim: Claim;
+  readonly ttl: number;
+  readonly patience: Patience;
+  ticket: string;
+  /** Whether an ask is under way, and whether another one is needed after it. */
+  asking: boolean;
+  askAgain: boolean;
+  /** Once it is not 'waiting' any more, nothing that comes later changes it. */
+  state: 'waiting' | 'granted' | 'gone';
+  retryAfter: number | undefined;
+  /** How often it was granted a lease that was over by then. */
+  lateGrants: number;
+  resolve(granted: Granted): void;
+  reject(error: unknown): void;
+  /** Ends its timer and its listener, if it has any. */
+  cleanUp: (() => void) | undefined;
+}
+
+/** ms a place in the queue outlives its waiter's deadline at most; also how long one without a deadline lasts. */
+export const LONGEST_PLACE = 24 * 3_600_000;
+
+/** ms the waiter's place may be needed: until its deadline, and for the lease that may begin then. */
+export function neededBy({ patience, ttl }: Waiter): number {
+  return Math.min(Math.max(0, patience.until - performance.now()) + ttl, LONGEST_PLACE);
+}
