@@ -135,7 +135,7 @@ export class LeaseKeeper {
   async #releaseLater(lease: Lease, ms: number): Promise<Release> {
     const alarm = new Alarm(() => {
       this.#heldBack.delete(lease);
-      this.#store.giveBack(lease, ms);
+      this.#store.giveBack(lease, Math.max(ms, lease.ttl));
     });
     this.#heldBack.set(lease, alarm);
     alarm.set(performance.now() + ms);
