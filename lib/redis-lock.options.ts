@@ -28,6 +28,8 @@ export interface RedisLockModuleOptions {
   maxHold?: number;
   /** Waiters per resource, of all processes, before new ones are refused. Default: Infinity. */
   maxWaiters?: number;
+  /** Replicas that must confirm an acquire before it counts. So far only 0, the default, can be asked for. */
+  replicas?: number;
   /** ms any one Redis round trip may take. Default: 2 000. */
   commandTimeout?: number;
   /** ms that app.close() waits for work under locks. Default: 10 000. */
@@ -77,6 +79,7 @@ const DEFAULTS: ResolvedModuleOptions = {
   autoExtend: true,
   maxHold: Infinity,
   maxWaiters: Infinity,
+  replicas: 0,
   commandTimeout: 2_000,
   shutdownTimeout: 10_000,
   httpErrors: true,
@@ -135,6 +138,7 @@ const MODULE_CHECKS: Record<keyof RedisLockModuleOptions, Check> = {
   autoExtend: boolean,
   maxHold: ACQUIRE_CHECKS.maxHold,
   maxWaiters: number('a number of waiters, 0 or more, or Infinity', (value) => value >= 0),
+  replicas: number('0: confirmation by replicas is not available yet', (value) => value === 0),
   commandTimeout: number('a finite number of ms above 0', (value) => value > 0 && value < Infinity),
   shutdownTimeout: milliseconds,
   httpErrors: boolean,
