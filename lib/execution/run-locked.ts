@@ -27,20 +27,19 @@ export interface LockedCall {
 export async function runLocked(call: LockedCall): Promise<unknown> {
   return acquireAndRun(call, call.options, async () => {
     const result = await call.work();
-    const lasting = isObservable(result)
-      ? "an Observable (say returns: 'observable')"
-      : isAsyncIterable(result);
-    if (!lasting) return result;
+    const kind = kindOfStream(result);
+    if (kind === undefined) return result;
     throw new LockConfigurationError(
-      `${call.method}: it returned ${lasting}, which would run on without its lock`,
+      `${call.method}: it returned ${kind}, which would run on without its lock`,
     );
   });
 }
 
-/** What is consumed after the method has returned: a stream of Node, or what an async generator makes. */
-function isAsyncIterable(result: unknown): string | undefined {
-  const is = typeof result === 'object' && result !== null && Symbol.asyncIterator in result;
-  return is ? 'an async iterable' : undefined;
+/** What is consumed after the method has returned, if the result is of that kind. */
+function kindOfStream(result: unknown): string | undefined {
+  if (isObservable(result)) return "an Observable (say returns: 'observable')";
+  const isAsyncIterable = typeof result === 'object' && result !== null && Symbol.asyncIterator in result;
+  return isAsyncIterable ? 'an async iterable' : undefined;
 }
 
 /**
