@@ -136,7 +136,7 @@ describe('several processes', () => {
       retries: 0,
     });
     const outcome = blocked.catch((error: unknown) => error);
-    await eventually(async () => (await owner('slept-work')) !== null);
+    await eventually(async () => (await redis.exists(one.key('slept:started'))) === 1);
     stopped.signal('SIGSTOP');
     const mine = await one.locks.acquire('slept', { wait: 5_000 });
     const work = await one.locks.acquire('slept-work', { wait: 5_000 });

@@ -77,10 +77,11 @@ export const tasks = {
     return process.pid;
   },
 
-  /** Work that blocks the event loop in the middle of it. */
+  /** Work that blocks the event loop in the middle of it, once it has left word at `<key>:started`. */
   async blockUnderLock(resource: string, key: string, ms: number, options: WithLockOptions): Promise<string> {
     return locks.withLock(resource, options, async ({ multi, lock }) => {
       multi.set(key, lock.token);
+      await redis.set(`${key}:started`, lock.token);
       const end = performance.now() + ms;
       while (performance.now() < end);
       return lock.token;
