@@ -56,9 +56,16 @@ export class RedisLockModule extends ConfigurableModuleClass implements OnModule
     host: HttpAdapterHost,
   ) {
     super();
-    if (httpErrors) registerLast(moduleRef, new LockExceptionFilter(host.httpAdapter));
+    // The adapter may be set later, as a testing module does.
+    if (httpErrors)
+      registerLast(moduleRef, Object.assign(new LockExceptionFilter(), { httpAdapterHost: host }));
     this.#bindInstances = () =>
-      bindInstances(modules, name, moduleRef.get<LockService>(getLockServiceToken(name), { strict: true }));
+      bindInstances(
+        modules,
+        this,
+        name,
+        moduleRef.get<LockService>(getLockServiceToken(name), { strict: true }),
+      );
   }
 
   /** Called by Nest. */

@@ -9,9 +9,9 @@ const LOCK_PARAMS: unique symbol = Symbol.for('nestjs-redis-lock.params');
  * Comes before all other names, and survives minifiers and decorators that replace the method.
  */
 export function LockParam(name: string): ParameterDecorator {
-  if (typeof name !== 'string' || name === '' || /[<>{}.]/.test(name)) {
+  if (typeof name !== 'string' || name === '' || /[<>{}.]|^\d+$/.test(name)) {
     throw new LockConfigurationError(
-      `@LockParam needs a name without '<', '>', '{', '}' and '.'; got "${name}"`,
+      `@LockParam needs a name without '<', '>', '{', '}' and '.', not of digits only; got "${name}"`,
     );
   }
   return (target, propertyKey, index) => {

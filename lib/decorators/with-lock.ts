@@ -36,7 +36,7 @@ type KeyFits<Key, Method> = Key extends (...args: never[]) => unknown
   : unknown;
 
 type LockDecorator<Key> = <Method extends LockableMethod>(
-  target: object,
+  target: object & { prototype?: never }, // a static method has a class here
   propertyKey: string | symbol,
   descriptor: TypedPropertyDescriptor<Method> & KeyFits<Key, Method>,
 ) => void;
@@ -59,8 +59,10 @@ export function WithLock<const Key extends LockKey>(
     const described = `@WithLock on ${nameOf(target)}.${String(propertyKey)}`;
     const original = assertLockable(descriptor?.value, target, propertyKey, described);
     const { instance, onBusy = 'throw', returns, ...lockOptions } = checkLockOptions(options, described);
-    const keyOfCall = compileKey(key, described, (name) =>
-      parameterIndex(name, target, propertyKey, original),
+    const keyOfCall = compileKey(
+      key,
+      described,
+      (name, position) => position ?? parameterIndex(name, target, propertyKey, original),
     );
     const service = declareService(target, instance);
     const isObservable = returns

@@ -15,8 +15,8 @@ interface Placeholder {
   readonly path: readonly string[];
 }
 
-/** Finds a parameter's index by the name a placeholder has for it, or says why there is none. */
-export type ParameterOf = (name: string) => number | string;
+/** Finds a parameter by the name, or position, a placeholder has for it, or says why there is none. */
+export type ParameterOf = (name: string, position: number | undefined) => number | string;
 
 /** Where the method is, for messages. */
 export type Described = string;
@@ -24,7 +24,6 @@ export type Described = string;
 /**
  * Compiles a key once, when the class is defined.
  *
- * @param parameters asked only when a placeholder has a name
  * @throws LockConfigurationError for a placeholder that binds to nothing, naming method and placeholder
  */
 export function compileKey(key: LockKey, method: Described, parameters: ParameterOf): KeyOfCall {
@@ -68,6 +67,11 @@ function compileTemplate(
       `${method}: "${template}" needs something between its placeholders: 'ab', 'c' would be 'a', 'bc'`,
     );
   }
+  if (separators.some((separator) => separator.startsWith('%'))) {
+    throw new LockConfigurationError(
+      `${method}: between placeholders of "${template}", nothing may begin with '%', which stands for encoded characters`,
+    );
+  }
   const beginnings = new Set(separators.map((separator) => [...separator][0] ?? ''));
   const placeholders = parts.map((part, i) =>
     i % 2 === 1 ? bind(part, template, method, parameters) : undefined,
@@ -82,8 +86,8 @@ function bind(text: string, template: string, method: Described, parameters: Par
   if ([name, ...path].includes('')) {
     throw new LockConfigurationError(`${method}: placeholder <${text}> of "${template}" has an empty name`);
   }
-  if (/^\d+$/.test(name)) return { text, index: Number(name), path };
-  const index = parameters(name);
+  const position = /^\d+$/.test(name) ? Number(name) : undefined;
+  const index = parameters(name, position);
   if (typeof index === 'string') {
     throw new LockConfigurationError(
       `${method}: placeholder <${text}> of "${template}" ${index}; ` +

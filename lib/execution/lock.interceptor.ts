@@ -10,6 +10,7 @@ import { compileKey } from './lock-key.js';
 import type { KeyOfCall, LockKey } from './lock-key.js';
 import { checkLockOptions } from './lock-options.js';
 import { observeLocked } from './run-locked.js';
+import type { OnBusy } from './run-locked.js';
 
 export interface LockInterceptorOptions extends WithLockOptions {
   /** As for `@WithLock`; a function is given the ExecutionContext. Default: 'throw'. */
@@ -54,19 +55,30 @@ export function LockInterceptor(
     constructor(@Inject(getLockServiceToken(instance)) private readonly service: LockService) {}
 
     intercept(context: ExecutionContext, next: CallHandler): Observable<unknown> {
+      const isStream = Reflect.getMetadata(NEST_SSE, context.getHandler()) === true;
       return observeLocked({
         service: this.service,
         method: described,
         resources: () => resourcesOf(context, typeof key === 'function', keyOfRequest),
         options: lockOptions,
-        onBusy: onBusy === 'skip' ? () => of(undefined) : onBusy, // a response has to have a value
+        onBusy: isStream ? onBusy : withValue(onBusy),
         args: [context],
         work: () => next.handle(),
-        holdsBack: Reflect.getMetadata(NEST_SSE, context.getHandler()) !== true,
+        holdsBack: !isStream,
       });
     }
   }
   return LockingInterceptor;
+}
+
+/** A response has to have a value, where a stream of events can be empty. */
+function withValue(onBusy: NonNullable<LockInterceptorOptions['onBusy']>): OnBusy {
+  if (onBusy === 'throw') return onBusy;
+  if (onBusy === 'skip') return () => of(undefined);
+  return async (context: ExecutionContext) => {
+    const value: unknown = await onBusy(context);
+    return value === undefined ? of(undefined) : value;
+  };
 }
 
 function resourcesOf(context: ExecutionContext, byFunction: boolean, keyOfRequest: KeyOfCall): Resource {

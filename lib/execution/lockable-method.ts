@@ -18,6 +18,9 @@ export function assertLockable(
   key: string | symbol,
   described: string,
 ): Method {
+  if (typeof key === 'object') {
+    throw new LockConfigurationError(`${described}: set experimentalDecorators, as Nest needs it`);
+  }
   if (typeof value !== 'function' || typeof target === 'function') {
     throw new LockConfigurationError(`${described}: only a method of an instance can be locked`);
   }
@@ -37,9 +40,11 @@ export function assertLockable(
 
 /** Told by the type that TypeScript emits, or by `@Sse` below. An Observable of another copy of rxjs is one, too. */
 export function returnsObservable(method: Method, target: object, key: string | symbol): boolean {
-  const type = returnTypeOf(target, key) as
-    { name?: string; prototype?: { subscribe?: unknown } } | undefined;
-  if (type?.name === 'Observable' && typeof type.prototype?.subscribe === 'function') return true;
+  // By its shape: a Subject is one, and minifiers rename classes.
+  const { prototype } = (returnTypeOf(target, key) ?? {}) as {
+    prototype?: { subscribe?: unknown; pipe?: unknown };
+  };
+  if (typeof prototype?.subscribe === 'function' && typeof prototype.pipe === 'function') return true;
   return Reflect.getMetadata(NEST_SSE, method) === true;
 }
 

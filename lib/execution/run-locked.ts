@@ -1,8 +1,8 @@
-import { Observable, from, isObservable } from 'rxjs';
-import type { Subscription } from 'rxjs';
+import { Observable, from, fromEvent, isObservable, takeUntil } from 'rxjs';
 import { LockConfigurationError, LockNotAcquiredError } from '../errors/lock.errors.js';
 import type { LockService } from '../lock/lock.service.js';
 import type { Resource, WithLockOptions } from '../redis-lock.options.js';
+import type { LockContext } from '../transaction/lock-context.js';
 import { forbidRerun } from '../transaction/lock-scope.js';
 
 /** What happens when the lock is not to be had: the LockNotAcquiredError, nothing, or what a function says. */
@@ -58,14 +58,20 @@ export function observeLocked(call: LockedCall): Observable<unknown> {
     if (signal?.aborted) onAbort();
 
     let heldBack: unknown[] = [];
-    acquireAndRun(call, { ...call.options, signal: unwanted.signal }, (forbidRerunOnce) => {
+    acquireAndRun(call, { ...call.options, signal: unwanted.signal }, (context) => {
       heldBack = [];
+      const lossOf = context.signal;
+      const onLoss = () => left.abort(lossOf.reason);
       return passOn(call.work(), left.signal, (value) => {
         const values = call.holdsBack ? heldBack : [value];
         if (call.holdsBack) heldBack = [value];
-        if (values.length > 0) forbidRerunOnce();
+        if (values.length > 0) {
+          forbidRerun(context);
+          // It may never end by itself, and what it gave out cannot be taken back: with its lock it ends.
+          if (call.options.onLost !== 'report') lossOf.addEventListener('abort', onLoss, { once: true });
+        }
         for (const each of values) subscriber.next(each);
-      });
+      }).finally(() => lossOf.removeEventListener('abort', onLoss));
     })
       .then(
         (insteadOfWork) => {
@@ -90,20 +96,16 @@ const UNSUBSCRIBED = new Error('The Observable was unsubscribed from before its 
 function passOn(result: unknown, left: AbortSignal, next: (value: unknown) => void): Promise<void> {
   const source = isObservable(result) ? result : from(Promise.resolve(result));
   return new Promise((resolve, reject) => {
-    let subscription: Subscription | undefined;
-    const onLeft = () => {
-      subscription?.unsubscribe();
-      reject(left.reason); // so that nothing is committed
-    };
+    const onLeft = () => reject(left.reason); // so that nothing is committed
     left.addEventListener('abort', onLeft);
-    const settle = (end: () => void) => () => {
+    const end = (settle: () => void) => {
       left.removeEventListener('abort', onLeft);
-      end();
+      settle();
     };
-    subscription = source.subscribe({
+    source.pipe(takeUntil(fromEvent(left, 'abort'))).subscribe({
       next,
-      error: (error: unknown) => settle(() => reject(error))(),
-      complete: settle(resolve),
+      error: (error: unknown) => end(() => reject(error)),
+      complete: () => end(resolve),
     });
     if (left.aborted) onLeft();
   });
@@ -112,7 +114,7 @@ function passOn(result: unknown, left: AbortSignal, next: (value: unknown) => vo
 async function acquireAndRun(
   { service, method, resources, onBusy, args }: LockedCall,
   options: WithLockOptions,
-  work: (forbidRerunOnce: () => void) => Promise<unknown>,
+  work: (context: LockContext) => Promise<unknown>,
 ): Promise<unknown> {
   if (service === undefined) {
     throw new LockConfigurationError(
@@ -120,15 +122,17 @@ async function acquireAndRun(
         'an instance made by hand needs `locks.withLock(..)`',
     );
   }
+  const wanted = resources();
   let hasRun = false;
   try {
-    return await service.withLock(resources(), options, (context) => {
+    return await service.withLock(wanted, options, (context) => {
       hasRun = true;
-      return work(() => forbidRerun(context));
+      return work(context);
     });
   } catch (error) {
     // The work may throw such an error as well, of a lock it wanted itself.
     if (hasRun || onBusy === 'throw' || !(error instanceof LockNotAcquiredError)) throw error;
+    if (error.cause === UNSUBSCRIBED) throw error; // nobody is there to be told something else
     return onBusy === 'skip' ? undefined : onBusy(...(args as never[]));
   }
 }

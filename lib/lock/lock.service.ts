@@ -183,6 +183,11 @@ export class LockService
     return this.#closed;
   }
 
+  /** @internal */
+  get isClosed(): boolean {
+    return this.#closed !== undefined;
+  }
+
   async #allEnded(): Promise<void> {
     while (this.#running.size > 0) await Promise.allSettled(this.#running);
   }

@@ -3,6 +3,7 @@ import type { ArgumentsHost, ExceptionFilter, INestApplication } from '@nestjs/c
 import { APP_FILTER, NestFactory } from '@nestjs/core';
 import { FastifyAdapter } from '@nestjs/platform-fastify';
 import { ExpressAdapter } from '@nestjs/platform-express';
+import { Test } from '@nestjs/testing';
 import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
 import { Redis } from 'ioredis';
 import { firstValueFrom } from 'rxjs';
@@ -171,6 +172,22 @@ describe.each(['express', 'fastify'] as const)('over HTTP on %s, a locked route'
       }
     }
   });
+});
+
+it('case 26: in an application of @nestjs/testing a busy lock is a 423 as well', async () => {
+  const module = await Test.createTestingModule({
+    imports: [RedisLockModule.forRoot({ connection: sharedRedisUrl(), keyPrefix: prefix })],
+    controllers: [OrdersController],
+  }).compile();
+  const app = module.createNestApplication({ logger: false });
+  await app.listen(0, '127.0.0.1');
+  try {
+    await using _lock = await app.get(LockService).acquire('order:11');
+    const answer = await get(app, '/orders/11');
+    expect([answer.status, answer.retryAfter !== null]).toEqual([423, true]);
+  } finally {
+    await app.close();
+  }
 });
 
 describe('outside of HTTP, a lock error', () => {

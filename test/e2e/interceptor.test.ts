@@ -66,6 +66,12 @@ class CartsController {
     return 'ran';
   }
 
+  @Get('instead')
+  @UseInterceptors(LockInterceptor('skipped', { onBusy: () => undefined }))
+  instead(): string {
+    return 'ran';
+  }
+
   @Get('by-function/:id')
   @UseInterceptors(
     LockInterceptor(
@@ -164,6 +170,7 @@ describe.each(['express', 'fastify'] as const)('LockInterceptor over HTTP on %s'
   it('skips what is busy, where that is wanted', async () => {
     await using _lock = await app.get(LockService).acquire('skipped');
     expect(await request('/carts/skipped')).toMatchObject({ status: 200, text: '' });
+    expect(await request('/carts/instead')).toMatchObject({ status: 200, text: '' });
     await _lock.release();
     expect(await request('/carts/skipped')).toMatchObject({ status: 200, text: 'ran' });
   });
@@ -180,9 +187,12 @@ describe.each(['express', 'fastify'] as const)('LockInterceptor over HTTP on %s'
 });
 
 describe('LockInterceptor', () => {
-  it.each(['cart:<id>', 'cart:<req.id>', ''])('refuses a key that names no source: %p', (key) => {
-    expect(() => LockInterceptor(key)).toThrow(LockConfigurationError);
-  });
+  it.each(['cart:<id>', 'cart:<req.id>', 'cart:<0.id>', ''])(
+    'refuses a key that names no source: %p',
+    (key) => {
+      expect(() => LockInterceptor(key)).toThrow(LockConfigurationError);
+    },
+  );
 
   it('names a wrong option', () => {
     expect(() => LockInterceptor('x', { ttl: 1 })).toThrow(/"ttl"/);

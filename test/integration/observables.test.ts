@@ -1,6 +1,16 @@
 import { Injectable, Sse } from '@nestjs/common';
 import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
-import { Observable, Subject, firstValueFrom, from, lastValueFrom, of, throwError, toArray } from 'rxjs';
+import {
+  Observable,
+  Subject,
+  firstValueFrom,
+  from,
+  interval,
+  lastValueFrom,
+  of,
+  throwError,
+  toArray,
+} from 'rxjs';
 import {
   LockConfigurationError,
   LockContext,
@@ -11,6 +21,8 @@ import {
 import { eventually } from '../support/eventually.js';
 import { startLocks } from '../support/lock-application.js';
 import type { LockApplication } from '../support/lock-application.js';
+
+let askedInstead = 0;
 
 @Injectable()
 class Streams {
@@ -57,6 +69,38 @@ class Streams {
 
   @WithLock('promised', { returns: 'promise' })
   promised(): Observable<number> {
+    return of(1);
+  }
+
+  @WithLock('subject')
+  subject(): Subject<number> {
+    const subject = new Subject<number>();
+    void Promise.resolve().then(() => {
+      subject.next(1);
+      subject.complete();
+    });
+    return subject;
+  }
+
+  @WithLock('endless', { ttl: 300 })
+  endless(): Observable<number> {
+    return interval(5);
+  }
+
+  pulled = 0;
+
+  @WithLock('pulled', { returns: 'observable' })
+  numbers(): Observable<number> {
+    const next = () => (this.pulled += 1);
+    return from(
+      (function* () {
+        for (;;) yield next();
+      })(),
+    );
+  }
+
+  @WithLock('asked', { wait: 5_000, returns: 'observable', onBusy: () => (askedInstead += 1) })
+  waits(): Observable<number> {
     return of(1);
   }
 
@@ -179,6 +223,32 @@ describe('an Observable method under a lock', () => {
   it('case 6: an async iterable is released and refused', async () => {
     await expect(streams.iterable()).rejects.toThrow(/async iterable/);
     expect(await owner('iterable')).toBeNull();
+  });
+
+  it('is told from a promise by its type, also a subclass of Observable', async () => {
+    expect(await lastValueFrom(streams.subject())).toBe(1);
+  });
+
+  it('that never ends does so when its lock is lost', async () => {
+    const lost = lastValueFrom(streams.endless());
+    await eventually(async () => (await owner('endless')) !== null);
+    await one.redis.del(`${one.prefix}:{endless}`);
+    await expect(lost).rejects.toBeInstanceOf(LockLostError);
+  });
+
+  it('is not pulled from any more when nobody listens', async () => {
+    expect(await firstValueFrom(streams.numbers())).toBe(1);
+    expect(streams.pulled).toBeLessThanOrEqual(2);
+    await eventually(async () => (await owner('pulled')) === null);
+  });
+
+  it('that is unsubscribed from while it waits asks nobody for something else', async () => {
+    await using _lock = await one.locks.acquire('asked');
+    const subscription = streams.waits().subscribe();
+    await eventually(async () => (await one.redis.zcard(`${one.prefix}:queue:{asked}`)) === 1);
+    subscription.unsubscribe();
+    await eventually(async () => (await one.redis.zcard(`${one.prefix}:queue:{asked}`)) === 0);
+    expect(askedInstead).toBe(0);
   });
 
   it('onBusy: is skipped, or replaced by what a function says', async () => {

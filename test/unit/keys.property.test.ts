@@ -15,15 +15,17 @@ const value = fc.oneof(
   fc.bigInt(),
   fc.boolean(),
 );
-const separator = fc.string({
-  minLength: 1,
-  maxLength: 3,
-  unit: fc.constantFrom(':', '-', '/', 'a', '3', '%', ' ', 'é', '😀'),
-});
+const separator = fc
+  .string({
+    minLength: 1,
+    maxLength: 3,
+    unit: fc.constantFrom(':', '-', '/', 'a', '3', '%', ' ', 'é', '😀'),
+  })
+  .filter((text) => !text.startsWith('%')); // which is refused
 const template = fc
   .array(separator, { minLength: 1, maxLength: 3 })
   .map((separators) => separators.reduce((text, each, i) => `${text}${each}<${i + 1}>`, 'k:<0>'));
-const compiled = (text: string) => compileKey(text, 'm', () => 'not asked');
+const compiled = (text: string) => compileKey(text, 'm', (_name, position) => position ?? 'not asked');
 
 /** 1 and '1' are one key, by contract, and so are -0 and 0. */
 const asText = (values: readonly unknown[]) => JSON.stringify(values.map(String));

@@ -5,8 +5,10 @@ import type { LockKey } from '../../lib/execution/lock-key.js';
 import { namesInSource } from '../../lib/execution/method-parameters.js';
 
 const resource = (key: LockKey, args: readonly unknown[], names: readonly (string | undefined)[] = []) =>
-  compileKey(key, '@WithLock on Shop.buy', (name) =>
-    names.includes(name) ? names.indexOf(name) : 'binds to no parameter',
+  compileKey(
+    key,
+    '@WithLock on Shop.buy',
+    (name, position) => position ?? (names.includes(name) ? names.indexOf(name) : 'binds to no parameter'),
   )(args);
 
 describe('a key template', () => {
@@ -16,14 +18,6 @@ describe('a key template', () => {
     expect(resource('<1.0.name>/<0>', [true, [{ name: 'n' }]])).toBe('n/true');
     expect(resource('plain', [])).toBe('plain');
     expect(resource(['a:<0>', 'b:<1>'], [1, 2n])).toEqual(['a:1', 'b:2']);
-  });
-
-  it('asks for the names of parameters only when a placeholder has one', () => {
-    const names = () => {
-      throw new Error('asked');
-    };
-    expect(compileKey('order:<0>', 'm', names)([1])).toBe('order:1');
-    expect(() => compileKey('order:<id>', 'm', names)).toThrow('asked');
   });
 
   it.each([
@@ -68,6 +62,7 @@ describe('a key template', () => {
     }
     expect(resource('user-<0>', ['a-b'])).toBe('user-a-b'); // nothing to be mixed up with
     expect(() => resource('<0><1>', ['a', 'b'])).toThrow(/between its placeholders/);
+    expect(() => resource('<0>%<1>', ['a', 'b'])).toThrow(/encoded characters/);
   });
 
   it.each([undefined, null, '', NaN, Infinity, {}, [], () => 1, Symbol('s')])(
