@@ -72,7 +72,7 @@ export class LeaseKeeper {
    * @throws LockUnavailableError
    */
   extend(lease: Lease, ttl: number): Promise<void> {
-    // One after the other: what Redis did last has to be what is believed here.
+    // One after the other: what Redis did last has to be what is believed here. The one before has told its caller.
     const extended = lease.extended.catch(() => undefined).then(() => this.#extend(lease, ttl));
     lease.extended = extended;
     return extended;

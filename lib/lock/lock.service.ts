@@ -195,7 +195,7 @@ export class LockService
   async #close(): Promise<void> {
     this.#refused = 'everything';
     await this.#room.close(true);
-    // What is granted from here on gives itself back; then nothing more can come.
+    // What is granted from here on gives itself back; then nothing more can come, or it ends with its lease.
     await within(this.#options.commandTimeout, Promise.allSettled(this.#granting)).catch(() => undefined);
     await Promise.all([...this.#keeper.leases].map((lease) => this.#keeper.revoke(lease)));
     this.#keeper.close();
