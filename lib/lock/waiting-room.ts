@@ -155,12 +155,13 @@ export class WaitingRoom {
       this.#fail(waiter, error);
       return;
     }
+    // Also when this one has given up meanwhile: the others do not know yet.
+    if (answer.placeLost) void this.#lineOf(waiter)?.recheck();
     if (waiter.state !== 'waiting') {
       // It gave up while this was under way, and its burn may have come too early.
       if (answer.granted || answer.ticket !== undefined) this.#store.giveBack(claim, neededFor);
       return;
     }
-    if (answer.placeLost) void this.#lineOf(waiter)?.recheck();
     if (answer.granted) {
       this.#grant(waiter, answer.fencingTokens[0] ?? 0, sent);
     } else if (answer.ticket === undefined) {

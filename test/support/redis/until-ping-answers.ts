@@ -17,14 +17,20 @@ const LONGEST_TRY_MS = 2_000;
 /** Resolves when the server at `url` answers PING. */
 export async function untilPingAnswers(url: string, waiting: Waiting): Promise<void> {
   const deadline = performance.now() + waiting.within;
+  // What a server says of itself tells more than a last try for which no time was left.
+  let said: Error | undefined;
   for (;;) {
     const left = Math.max(1, Math.ceil(deadline - performance.now()));
     const problem = await tryOnce(url, Math.min(left, LONGEST_TRY_MS), waiting.alsoCheck);
     if (!problem) return;
-    if (waiting.isHopeless?.(problem) || performance.now() + PAUSE_MS >= deadline) throw problem;
+    if (!(problem instanceof NoAnswer)) said = problem;
+    if (waiting.isHopeless?.(problem)) throw problem;
+    if (performance.now() + PAUSE_MS >= deadline) throw said ?? problem;
     await pause(PAUSE_MS);
   }
 }
+
+class NoAnswer extends Error {}
 
 async function tryOnce(
   url: string,
@@ -42,7 +48,7 @@ async function tryOnce(
   let reason: Error | undefined;
   redis.on('error', (error: Error) => (reason ??= error));
   const giveUp = setTimeout(() => {
-    reason ??= new Error(`no answer for ${timeout} ms`);
+    reason ??= new NoAnswer(`no answer for ${timeout} ms`);
     redis.disconnect();
   }, timeout);
   try {
