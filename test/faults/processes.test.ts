@@ -47,6 +47,8 @@ describe('several processes', () => {
     await worker.do('queueUp', resource, name, one.key('order'), options);
     await eventually(async () => (await waiters(resource)) === before + 1);
   };
+  /** Resolves when a worker has heard what its waiters were answered: the same connection answers this after that. */
+  const heard = (worker: Worker) => worker.do('count', `heard:${worker.pid}`, one.key('heard'), 1);
   const order = () => redis.lrange(one.key('order'), 0, -1);
   const took = async (work: () => Promise<unknown>) => {
     const start = performance.now();
@@ -116,6 +118,7 @@ describe('several processes', () => {
     await eventually(async () => (await waiters('frozen')) === 100);
     const next = one.locks.acquire('frozen', { wait: 10_000, ttl: 20_000 });
     await eventually(async () => (await waiters('frozen')) === 101);
+    await heard(stopped);
     stopped.signal('SIGSTOP');
     const waited = await took(async () => {
       await held.release();
@@ -155,6 +158,7 @@ describe('several processes', () => {
     await queueUp(stopped, 'late', 'late riser');
     const next = one.locks.acquire('late', { wait: 10_000 });
     await eventually(async () => (await waiters('late')) === 2);
+    await heard(stopped);
     stopped.signal('SIGSTOP');
     await held.release(); // handed to the stopped one, provisionally
     const mine = await next;
@@ -171,6 +175,7 @@ describe('several processes', () => {
     const held = await one.locks.acquire('dropped', { ttl: 20_000 });
     await queueUp(stopped, 'dropped', 'impatient', { ttl: 20_000, wait: 1_000 });
     await queueUp(stopped, 'dropped', 'patient', { ttl: 20_000 });
+    await heard(stopped);
     stopped.signal('SIGSTOP');
     await held.release(); // to the impatient one, provisionally
     await eventually(async () => (await owner('dropped')) === null);
