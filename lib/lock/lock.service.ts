@@ -21,10 +21,13 @@ import type { ResourceKeys } from '../redis/lock-keys.js';
 import { LockStore } from '../redis/lock-store.js';
 import { GuardedCommit } from '../transaction/guarded-commit.js';
 import type { Grant } from '../transaction/lock-scope.js';
+import type { LockContext } from '../transaction/lock-context.js';
 import type { LockScopes } from '../transaction/lock-scopes.js';
+import type { LockTransaction } from '../transaction/lock-transaction.js';
 import { LockedWork } from '../transaction/locked-work.js';
-import type { Setting, Work } from '../transaction/locked-work.js';
+import type { Retries, Setting, Work } from '../transaction/locked-work.js';
 import { takeTurns } from '../transaction/take-turns.js';
+import { Watch } from '../transaction/watch.js';
 import { Acquirer } from './acquirer.js';
 import { HandOverWatch } from './hand-over-watch.js';
 import { Lease } from './lease.js';
@@ -33,6 +36,9 @@ import { Lock } from './lock.js';
 import { WaitingRoom } from './waiting-room.js';
 
 const DEFAULT_RETRIES = 3;
+
+/** `({ multi }) => multi.set(..)` returns the queue, which is no result. What could be anything stays what it is. */
+type NoResult<Queue> = 0 extends 1 & Queue ? Queue : [Queue] extends [never] ? Queue : undefined;
 
 /**
  * Locks on named resources, shared by all processes that use the same Redis and `keyPrefix`. Every refusal is a
@@ -84,6 +90,7 @@ export class LockService
       service: this,
       keeper: this.#keeper,
       commits: new GuardedCommit(this.#store, this.#connections, this.#keeper, commandTimeout),
+      openWatch: (lease, held) => new Watch(this.#connections.watches, lease, held, commandTimeout),
       scopes,
       redis: client,
       knownCommands: new Set(client.getBuiltinCommands().flatMap((name) => [name, `${name}Buffer`])),
@@ -130,14 +137,23 @@ export class LockService
    * Runs the work under the lock. What it queues on `multi` is committed when it has ended, only if the lock is
    * still held in that instant, and the same EXEC gives the lock up. Work that fails leaves nothing applied.
    *
-   * A commit that was refused because the lock was lost runs the work again, under a new lock, up to `retries`
-   * times. Inside of a scope that holds the resource, the work joins that scope, one at a time, and what it queued
+   * A commit that was refused runs the work again, up to `retries` times: under the same lock when a watched key
+   * changed, under a new one when the lock was lost. Inside of a scope that holds the resource, the work joins that scope, one at a time, and what it queued
    * is committed at that scope's end.
    *
    * @returns what the work returned
-   * @throws the work's own error; otherwise as {@link acquire}, and LockLostError, LockTransactionError,
-   * LockOutcomeUnknownError
+   * @throws the work's own error; otherwise as {@link acquire}, and LockLostError, LockConflictError,
+   * LockTransactionError, LockOutcomeUnknownError
    */
+  async withLock<Queue extends LockTransaction>(
+    resource: Resource,
+    work: (context: LockContext) => Queue,
+  ): Promise<NoResult<Queue>>;
+  async withLock<Queue extends LockTransaction>(
+    resource: Resource,
+    options: WithLockOptions,
+    work: (context: LockContext) => Queue,
+  ): Promise<NoResult<Queue>>;
   async withLock<T>(resource: Resource, work: Work<T>): Promise<T>;
   async withLock<T>(resource: Resource, options: WithLockOptions, work: Work<T>): Promise<T>;
   async withLock<T>(resource: Resource, ...rest: [Work<T>] | [WithLockOptions, Work<T>]): Promise<T> {
@@ -157,7 +173,7 @@ export class LockService
 
   /** Called by Nest. Opens the connections and tries them out. Booting never needs Redis: that may also fail. */
   async onModuleInit(): Promise<void> {
-    await this.#connections.commits.get().catch((error: unknown) => {
+    await this.#connections.commits.open().catch((error: unknown) => {
       this.#logger.warn(`Guarded commits are not available at the moment. ${String(error)}`);
     });
   }
@@ -230,15 +246,18 @@ export class LockService
     const outer = this.#scopes.innermostOpen;
     // Said at once, so that none of these scopes ends before; then one after the other, in everybody's order.
     const visits = path.map((scope) => scope.visit());
+    const retries = { left: options.retries ?? DEFAULT_RETRIES };
     try {
       await takeTurns(visits, grants, options);
       const visited = [...(outer?.visited ?? []), ...path];
       if (joinable && missing.length === 0) {
-        return await this.#work.join(joinable, grants, { keys, borrowed: [], outer, visited }, work, options);
+        const setting = { keys, borrowed: [], outer, visited };
+        return await this.#work.join(joinable, grants, setting, work, options, retries);
       }
       // What outer scopes rely on, this work relies on with them.
       const borrowed = [...new Set([...grants, ...path.flatMap((scope) => [...scope.borrowed])])];
-      return await this.#runUntilCommitted(missing, { keys, borrowed, outer, visited }, options, work);
+      const setting = { keys, borrowed, outer, visited };
+      return await this.#runUntilCommitted(missing, setting, options, work, retries);
     } finally {
       for (const visit of visits) visit.leave();
     }
@@ -249,12 +268,14 @@ export class LockService
     setting: Setting,
     options: WithLockOptions,
     work: Work<T>,
+    retries: Retries,
   ): Promise<T> {
     let grant = await this.#grant(missing, options);
-    for (let retries = options.retries ?? DEFAULT_RETRIES; ; retries -= 1) {
-      const outcome = await this.#work.run(grant, setting, work, options);
+    for (; ; retries.left -= 1) {
+      const outcome = await this.#work.run(grant, setting, work, options, retries);
       if ('result' in outcome) return outcome.result;
-      if (retries <= 0 || setting.borrowed.some(({ lease }) => lease.remaining <= 0)) throw outcome.refused;
+      const isOuterLost = setting.borrowed.some(({ lease }) => lease.remaining <= 0);
+      if (retries.left <= 0 || isOuterLost) throw outcome.refused;
       try {
         grant = await this.#grant(missing, options);
       } catch {

@@ -29,36 +29,77 @@ export interface CommitConnectionParts {
   readonly onError: (error: Error) => void;
 }
 
-/** A connection for commits: made and tried out when first needed, and made anew after it was lost or dropped. */
+/**
+ * Opens a connection on which commits can be sent, and tries it out.
+ *
+ * @throws LockUnavailableError when there is none within the timeout, or Redis does not allow commits on it
+ */
+export async function openCommitConnection(parts: CommitConnectionParts): Promise<Redis> {
+  const { duplicate, keyPrefix, timeout, onError } = parts;
+  const redis = duplicate({ ...OPTIONS, connectTimeout: timeout });
+  redis.on('error', onError);
+  try {
+    await within(timeout, redis.connect());
+    await checkCommitConnection(redis, keyPrefix, timeout);
+    return redis;
+  } catch (error) {
+    redis.disconnect();
+    if (error instanceof LockError) throw error;
+    const message = `No connection to Redis for the commit: ${String(error)}`;
+    throw new LockUnavailableError(message, { cause: error });
+  }
+}
+
+/** The connection that all commits share: opened when first needed, and anew after it was lost or dropped. */
 export class CommitConnection {
   readonly #parts: CommitConnectionParts;
   #opening: Promise<Redis> | undefined;
   #open: Redis | undefined;
   #closed = false;
-  #last: Promise<unknown> = Promise.resolve();
+  /** Settled when the last one that wants it alone has had it. */
+  #alone: Promise<void> | undefined;
 
   constructor(parts: CommitConnectionParts) {
     this.#parts = parts;
   }
 
-  /** @throws LockUnavailableError when there is none within the timeout */
-  async get(): Promise<Redis> {
-    if (this.#closed) throw new LockUnavailableError('The connections to Redis are closed');
-    if (this.#open?.status === 'ready') return this.#open;
-    this.#opening ??= this.#connect().finally(() => (this.#opening = undefined));
-    try {
-      return await this.#opening;
-    } catch (error) {
-      if (error instanceof LockError) throw error;
-      const message = `No connection to Redis for the commit: ${String(error)}`;
-      throw new LockUnavailableError(message, { cause: error });
-    }
+  /** @throws LockUnavailableError when there is no connection within the timeout */
+  async open(): Promise<void> {
+    await this.#get();
   }
 
-  /** Has the task use the connection while nobody else does. */
-  exclusively<T>(task: () => Promise<T>): Promise<T> {
-    const turn = this.#last.then(task);
-    this.#last = turn.catch(() => undefined); // the caller hears of it
+  /**
+   * Has the task use the connection, along with others. It is called when the connection is there, and what it
+   * sends before its first await is sent in one go.
+   *
+   * @throws LockUnavailableError when there is no connection within the timeout
+   */
+  async share<T>(task: (redis: Redis) => Promise<T>): Promise<T> {
+    let redis = await this.#get();
+    while (this.#alone) {
+      await this.#alone;
+      redis = await this.#get();
+    }
+    return task(redis);
+  }
+
+  /**
+   * Has the task use the connection while nobody else does. Others who have sent their commits before are answered
+   * meanwhile.
+   *
+   * @throws LockUnavailableError when there is no connection within the timeout
+   */
+  alone<T>(task: (redis: Redis) => Promise<T>): Promise<T> {
+    const turn = (this.#alone ?? Promise.resolve()).then(async () => task(await this.#get()));
+    const ended = turn
+      .then(
+        () => undefined,
+        () => undefined, // the caller hears of it
+      )
+      .then(() => {
+        if (this.#alone === ended) this.#alone = undefined;
+      });
+    this.#alone = ended;
     return turn;
   }
 
@@ -74,18 +115,12 @@ export class CommitConnection {
     this.#open?.disconnect();
   }
 
-  async #connect(): Promise<Redis> {
-    const { duplicate, keyPrefix, timeout, onError } = this.#parts;
-    const redis = duplicate({ ...OPTIONS, connectTimeout: timeout });
-    redis.on('error', onError);
-    try {
-      await within(timeout, redis.connect());
-      await checkCommitConnection(redis, keyPrefix, timeout);
-    } catch (error) {
-      redis.disconnect();
-      throw error;
-    }
-    this.#open = redis;
-    return redis;
+  async #get(): Promise<Redis> {
+    if (this.#closed) throw new LockUnavailableError('The connections to Redis are closed');
+    if (this.#open?.status === 'ready') return this.#open;
+    this.#opening ??= openCommitConnection(this.#parts)
+      .then((redis) => (this.#open = redis))
+      .finally(() => (this.#opening = undefined));
+    return this.#opening;
   }
 }

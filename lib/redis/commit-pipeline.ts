@@ -1,9 +1,9 @@
-import { ReplyError } from 'ioredis';
 import type { ChainableCommander, Redis } from 'ioredis';
 import { DeadlineError, within } from './deadline.js';
 import { FINISH, GUARD } from './commit-scripts.js';
 import { triples } from './lock-keys.js';
 import type { Claim } from './lock-keys.js';
+import { isReply } from './redis-client.js';
 
 /** A command as ioredis is called for it. */
 export interface ClientCommand {
@@ -124,7 +124,7 @@ export async function sendCommit(
   let results = twoSteps ? await send(guard) : [];
   if (twoSteps && !hasPassed(results)) {
     drop(redis); // rather than UNWATCH: it is rare
-    const [error] = results[GUARD_AT] ?? results[0] ?? [];
+    const error = results[WATCH_AT]?.[0] ?? results[GUARD_AT]?.[0];
     return error ? { outcome: 'refused', error, failures: [] } : { outcome: 'lost' };
   }
   results = [...results, ...(await send(transaction))];
@@ -196,11 +196,6 @@ function read(results: readonly Result[], commands: number, late: Error | undefi
   }
   if (watchError === null && guardError === null && Number(guard) === 0) return { outcome: 'lost' };
   return { outcome: 'unanswered', error: late ?? execError };
-}
-
-/** An error that Redis answered, first by its name: `instanceof` fails between two copies of ioredis. */
-function isReply(error: Error): boolean {
-  return error.name === 'ReplyError' || error instanceof ReplyError;
 }
 
 function isExecAbort(error: Error): boolean {

@@ -5,6 +5,7 @@ import type { ResolvedModuleOptions } from '../redis-lock.options.js';
 import { CommitConnection } from './commit-connection.js';
 import type { RedisClient } from './redis-client.js';
 import { WakeUpChannel } from './wake-up-channel.js';
+import { WatchPool } from './watch-pool.js';
 
 /** By default ioredis keeps the process alive for 2 s after a disconnect from a server that is not there. */
 const OWN_CLIENT = { lazyConnect: true, disconnectTimeout: 0 } as const satisfies RedisOptions;
@@ -45,8 +46,8 @@ export class Connections {
   readonly scripts: RedisClient;
   /** For commits, shared by all of them. */
   readonly commits: CommitConnection;
-  /** For commits that need a connection for themselves. */
-  readonly exclusiveCommits: CommitConnection;
+  /** For commits that depend on watched keys. */
+  readonly watches: WatchPool;
   readonly #wakeUps: WakeUpChannel;
   readonly #owned: boolean;
   readonly #onError: (error: Error) => void;
@@ -69,7 +70,7 @@ export class Connections {
     const duplicate = (overrides: RedisOptions) => duplicateOf(this.client, overrides);
     const commit = { duplicate, keyPrefix, timeout: commandTimeout, onError: this.#onError };
     this.commits = new CommitConnection(commit);
-    this.exclusiveCommits = new CommitConnection(commit);
+    this.watches = new WatchPool(commit);
     // Redis prefixes keys for the client, but not channels, and the scripts derive the channel from a key.
     const channel = `${this.client.options.keyPrefix ?? ''}${keyPrefix}:wake:${clientId}`;
     this.#wakeUps = new WakeUpChannel(duplicate, channel, {
@@ -92,7 +93,8 @@ export class Connections {
   /** Closes what this service opened; a borrowed client stays as it is. */
   async close(): Promise<void> {
     this.#wakeUps.close();
-    await Promise.all([this.commits.close(), this.exclusiveCommits.close()]);
+    this.watches.close();
+    await this.commits.close();
     if (this.scripts !== this.client) this.scripts.disconnect();
     if (this.#owned) this.client.disconnect();
   }

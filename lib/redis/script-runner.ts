@@ -2,6 +2,7 @@ import type { Redis } from 'ioredis';
 import { LockUnavailableError } from '../errors/lock.errors.js';
 import { DeadlineError, within } from './deadline.js';
 import type { ResourceKeys } from './lock-keys.js';
+import { isReply } from './redis-client.js';
 import type { RedisClient } from './redis-client.js';
 import type { Script } from './script-parts.js';
 
@@ -64,7 +65,7 @@ export class ScriptRunner {
         return reply;
       } catch (error) {
         if (!(error instanceof Error)) throw error;
-        if (error.name === 'ReplyError') this.#heardAt = performance.now();
+        if (isReply(error)) this.#heardAt = performance.now();
         if (error.message.startsWith('NOSCRIPT')) return this.#client.eval(script.text, ...args);
         if (!error.message.includes(NOT_WRITABLE)) throw error;
         await this.#whenReady(isWanted); // it was not sent: the connection is about to be closed

@@ -1,5 +1,6 @@
 import type { Redis } from 'ioredis';
 import {
+  LockConflictError,
   LockLostError,
   LockOutcomeUnknownError,
   LockTransactionError,
@@ -14,16 +15,18 @@ import type { Connections } from '../redis/connections.js';
 import { pause } from '../redis/deadline.js';
 import { now } from '../redis/instant.js';
 import type { LockStore } from '../redis/lock-store.js';
+import { isReply } from '../redis/redis-client.js';
 import type { QueuedCommand } from './lock-transaction.js';
+import type { Watch } from './watch.js';
 
 /** Tries for a commit that Redis refused although the lock is held: something touched its keys on the way. */
 const MAX_TRIES = 5;
-/** ms between two tries to settle. */
-const SETTLE_PAUSE = 50;
+/** ms between two tries to settle, or to commit where Redis could not take it. */
+const PAUSE = 50;
 
 /** Redis' words for "not now, not here": about the server, not about the commands. */
 const SERVER_ERRORS =
-  /^(READONLY|MOVED|ASK|TRYAGAIN|CLUSTERDOWN|LOADING|BUSY|MASTERDOWN|NOREPLICAS|MISCONF|NOAUTH|NOSCRIPT)\b/;
+  /^(READONLY|MOVED|ASK|TRYAGAIN|CLUSTERDOWN|LOADING|BUSY|MASTERDOWN|NOREPLICAS|MISCONF|NOAUTH)\b/;
 
 export interface Committed {
   /** Undefined when the commit is known to be applied, but its replies are lost. */
@@ -38,6 +41,8 @@ export interface CommitOrder {
   readonly commands: readonly QueuedCommand[];
   /** Keep the lock; otherwise the same EXEC gives it up. */
   readonly keep: boolean;
+  /** Keys it depends on; the commit ends the watch. */
+  readonly watch?: Watch | undefined;
 }
 
 /**
@@ -59,6 +64,7 @@ export class GuardedCommit {
 
   /**
    * @throws LockLostError nothing was applied
+   * @throws LockConflictError nothing was applied: a watched key changed, or may have
    * @throws LockTransactionError Redis refused the transaction, or commands failed in it
    * @throws LockUnavailableError nothing was applied, and the lock is still what it was
    * @throws LockOutcomeUnknownError
@@ -67,40 +73,70 @@ export class GuardedCommit {
     const { lease, alsoHeld, commands, keep } = order;
     const id = `${lease.token}#${++lease.commits}`;
     const request = { claim: lease, fencingToken: lease.fencingTokens[0] ?? 0, alsoHeld, id, commands, keep };
-    const answer = needsTwoSteps(request)
-      ? await this.#connections.exclusiveCommits.exclusively(() => this.#send(order, request, true))
-      : await this.#send(order, request, false);
+    const answer = await this.#send(order, request);
     return this.#interpret(order, id, answer);
   }
 
-  /** Sends it, again when a key of ours changed on the way and the lock is still held. */
-  async #send(
-    { lease, alsoHeld }: CommitOrder,
-    request: CommitRequest,
-    twoSteps: boolean,
-  ): Promise<CommitAnswer> {
-    const connection = twoSteps ? this.#connections.exclusiveCommits : this.#connections.commits;
+  /**
+   * Sends it; again, for as long as one command may take, while Redis could not take it and the lock is still held.
+   * What was watched is gone after the first time, so that then the work has to decide.
+   */
+  async #send(order: CommitOrder, request: CommitRequest): Promise<CommitAnswer> {
+    if (order.watch) return this.#sendWatching(order, order.watch, request);
+    const { commits } = this.#connections;
+    const twoSteps = needsTwoSteps(request);
+    const until = performance.now() + this.#commandTimeout;
     for (let tries = 1; ; tries += 1) {
-      const isLost = () => [lease, ...alsoHeld].some(({ remaining }) => remaining <= 0);
-      if (isLost()) return { outcome: 'lost' };
-      const redis = await connection.get();
-      if (isLost()) return { outcome: 'lost' };
-      // A renewal between WATCH and EXEC would make Redis refuse the commit.
-      this.#keeper.pauseRenewal(lease);
-      try {
-        const sent = now();
-        const drop = (doubtful: Redis) => connection.drop(doubtful);
-        const answer = await sendCommit(redis, request, this.#commandTimeout, drop, twoSteps);
-        if (answer.outcome === 'applied') this.#store.reportHandOvers(lease, answer.handedOver ?? [], sent);
-        if (answer.outcome !== 'changed' || tries === MAX_TRIES) return answer;
-      } finally {
-        this.#keeper.resumeRenewal(lease);
+      const answer = await (
+        twoSteps
+          ? commits.alone((redis) => this.#sendOnce(redis, order, request, true))
+          : commits.share((redis) => this.#sendOnce(redis, order, request, false))
+      ).catch((error: unknown) => notReached(error));
+      if (answer.outcome === 'changed') {
+        if (tries === MAX_TRIES) return answer;
+      } else {
+        if (!mayPassLater(answer) || performance.now() + PAUSE > until) return answer;
+        await pause(Math.min(PAUSE, order.lease.remaining));
       }
     }
   }
 
+  async #sendWatching(order: CommitOrder, watch: Watch, request: CommitRequest): Promise<CommitAnswer> {
+    let state: 'clean' | 'doubtful' = 'doubtful';
+    try {
+      const answer = await this.#sendOnce(await watch.connection(), order, request, true);
+      const { outcome } = answer;
+      if (outcome === 'applied' || outcome === 'changed') state = 'clean';
+      return mayPassLater(answer) ? { outcome: 'changed' } : answer;
+    } finally {
+      void watch.end(state);
+    }
+  }
+
+  async #sendOnce(
+    redis: Redis,
+    { lease, alsoHeld, watch }: CommitOrder,
+    request: CommitRequest,
+    twoSteps: boolean,
+  ): Promise<CommitAnswer> {
+    if ([lease, ...alsoHeld].some(({ remaining }) => remaining <= 0)) return { outcome: 'lost' };
+    const { commits, watches } = this.#connections;
+    const drop = (doubtful: Redis) => (watch ? watches.drop(doubtful) : commits.drop(doubtful));
+    // A renewal between WATCH and EXEC would make Redis refuse the commit.
+    this.#keeper.pauseRenewal(lease);
+    try {
+      const sent = now();
+      const answer = await sendCommit(redis, request, this.#commandTimeout, drop, twoSteps);
+      if (answer.outcome === 'applied') this.#store.reportHandOvers(lease, answer.handedOver ?? [], sent);
+      if (mayPassLater(answer)) drop(redis); // the next one may lead to where Redis can
+      return answer;
+    } finally {
+      this.#keeper.resumeRenewal(lease);
+    }
+  }
+
   async #interpret(order: CommitOrder, id: string, answer: CommitAnswer): Promise<Committed> {
-    const { lease, commands, keep } = order;
+    const { lease, commands, keep, watch } = order;
     const { resources } = lease;
     switch (answer.outcome) {
       case 'applied':
@@ -111,6 +147,7 @@ export class GuardedCommit {
         this.#keeper.lose(lease, 'it was not held any more at its commit');
         throw new LockLostError({ resources, reason: 'it was not held any more at its commit' });
       case 'changed':
+        if (watch) throw new LockConflictError('A watched key was changed before the commit', { resources });
         throw new LockUnavailableError(
           `The commit was refused ${MAX_TRIES} times: the lock's keys keep changing`,
           {
@@ -159,9 +196,29 @@ export class GuardedCommit {
           cause,
         });
       }
-      await pause(Math.min(SETTLE_PAUSE, lease.remaining));
+      await pause(Math.min(PAUSE, lease.remaining));
     }
   }
+}
+
+/**
+ * No connection is an answer too: nothing was applied.
+ *
+ * @throws what is no word of Redis or its connection
+ */
+function notReached(error: unknown): CommitAnswer {
+  if (error instanceof LockUnavailableError && error.cause instanceof Error) {
+    return { outcome: 'refused', error: error.cause, failures: [] };
+  }
+  throw error;
+}
+
+/** Nothing was applied, for a reason that does not lie in the commit: it may pass a moment later. */
+function mayPassLater(answer: CommitAnswer): boolean {
+  if (answer.outcome !== 'refused') return false;
+  const { error, failures } = answer;
+  const said = failures.find((failure) => failure !== undefined) ?? error;
+  return !isReply(said) || SERVER_ERRORS.test(said.message);
 }
 
 function failed(replies: readonly unknown[], commands: readonly QueuedCommand[]): FailedCommand[] {

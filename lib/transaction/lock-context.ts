@@ -23,10 +23,21 @@ export abstract class LockContext {
    */
   abstract key(...parts: (string | number)[]): string;
   /**
+   * Has the next commit refused, and the work run again under the same lock, if one of the keys changes from now on.
+   * Read them on `redis` after this. Up to `retries` times, then the call rejects with a LockConflictError. The next
+   * commit ends the watch, also one by {@link commit}.
+   *
+   * @throws LockUnavailableError when no connection could be had: 8 watch at once, the others wait until their lease
+   * would end; or when Redis refused
+   * @throws LockConflictError when the connection was lost: the work runs again as well
+   */
+  abstract watch(...keys: string[]): Promise<void>;
+  /**
    * Commits what is queued now and keeps the lock.
    *
    * @returns the replies, in the order of the commands
    * @throws LockLostError when the lock was not held any more: nothing was applied
+   * @throws LockConflictError when a watched key changed: nothing was applied
    * @throws LockTransactionError when Redis refused the transaction, or commands failed in it
    * @throws LockUnavailableError, LockOutcomeUnknownError
    */

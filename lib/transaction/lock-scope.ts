@@ -1,4 +1,6 @@
 import {
+  LockConfigurationError,
+  LockConflictError,
   LockLostError,
   LockScopeError,
   LockTransactionError,
@@ -11,6 +13,7 @@ import type { RedisClient } from '../redis/redis-client.js';
 import { LockContext } from './lock-context.js';
 import { CommandQueue } from './lock-transaction.js';
 import type { LockTransaction, QueuedCommand } from './lock-transaction.js';
+import type { Watch } from './watch.js';
 
 /** A lock that was granted: what its holder gets, and what keeps it. */
 export interface Grant {
@@ -31,8 +34,14 @@ export interface ScopeParts {
   readonly knownCommands: ReadonlySet<string>;
   /** Whether the work has a `multi`. */
   readonly transaction: boolean;
-  /** Applies commands now, under the lock and what it relies on, and keeps them. */
-  readonly commitNow: (commands: readonly QueuedCommand[], borrowed: readonly Lease[]) => Promise<unknown[]>;
+  /** Applies commands now, under the lock and what it relies on, and keeps them. Ends the watch. */
+  readonly commitNow: (
+    commands: readonly QueuedCommand[],
+    borrowed: readonly Lease[],
+    watch: Watch | undefined,
+  ) => Promise<unknown[]>;
+  /** @param held connections of outer scopes that watch */
+  readonly openWatch: (held: number) => Watch;
   /** Told of the error of a commit listener: what was committed stays committed. */
   readonly onListenerError: (error: unknown) => void;
   /** The open scope whose code runs this one. */
@@ -67,6 +76,9 @@ export class LockScope extends LockContext {
   #isOpen = true;
   /** Commits that were applied or may have been, and what else must not happen twice. */
   #commits = 0;
+  #watch: Watch | undefined;
+  /** What its commits so far, and its watch(), were refused with. */
+  readonly #refusals = new WeakSet<object>();
 
   constructor(parts: ScopeParts, joined?: LockScope) {
     super();
@@ -76,6 +88,7 @@ export class LockScope extends LockContext {
     this.#queue = new CommandQueue(parts.knownCommands, resourcesOf(parts), () => this.#assertOpen());
     // Work takes its context apart: `({ multi, key }) => ..`
     this.key = this.key.bind(this);
+    this.watch = this.watch.bind(this);
     this.commit = this.commit.bind(this);
     this.afterCommit = this.afterCommit.bind(this);
   }
@@ -99,12 +112,7 @@ export class LockScope extends LockContext {
   }
 
   get multi(): LockTransaction {
-    this.#assertOpen();
-    if (!this.#parts.transaction) {
-      throw new LockScopeError('There is no `multi` here: the lock was taken with transaction: false', {
-        resources: resourcesOf(this.#parts),
-      });
-    }
+    this.#assertTransaction('`multi`');
     return this.#queue.multi;
   }
 
@@ -113,10 +121,20 @@ export class LockScope extends LockContext {
     return [`{${this.#parts.keys[0]?.tag}}`, ...parts].join(':');
   }
 
+  async watch(...keys: string[]): Promise<void> {
+    this.#assertTransaction('watch()');
+    if (keys.length === 0 || keys.some((key: unknown) => typeof key !== 'string' || key === '')) {
+      throw new LockConfigurationError('watch() needs keys, each a string that is not empty');
+    }
+    const committer = this.#committer;
+    committer.#watch ??= this.#parts.openWatch(watchersAround(committer));
+    await committer.noteRefusal(committer.#watch.add(keys));
+  }
+
   async commit(): Promise<unknown[]> {
     this.#assertOpen();
     const own = this.#queue.take(); // first: when it is doomed, the outer scopes keep theirs
-    const before = this.#joined?.takeAllCommands() ?? [];
+    const before = this.#committer === this ? [] : (this.#joined?.takeAllCommands() ?? []);
     const commands = [...before.flatMap((taken) => taken.commands), ...own];
     if (commands.length === 0) return [];
     try {
@@ -176,6 +194,22 @@ export class LockScope extends LockContext {
     this.#countCommit(1);
   }
 
+  /** Whether the work failed with nothing else than the refusal of its commit, so that it may run again. */
+  isRefusal(error: unknown): error is Refusal {
+    return typeof error === 'object' && error !== null && this.#refusals.has(error) && !this.hasCommitted;
+  }
+
+  get isWatching(): boolean {
+    return this.#watch !== undefined;
+  }
+
+  /** What the next commit depends on; whoever takes it has to end it. */
+  takeWatch(): Watch | undefined {
+    const watch = this.#watch;
+    this.#watch = undefined;
+    return watch;
+  }
+
   /** Whether somebody wants to hear the replies of a commit. */
   get isListenedTo(): boolean {
     return this.#allListeners().length > 0;
@@ -215,7 +249,7 @@ export class LockScope extends LockContext {
 
   /** Everything that is to be applied before what this scope queues next. */
   takeAllCommands(): { queue: CommandQueue; commands: QueuedCommand[] }[] {
-    const outer = this.#joined?.takeAllCommands() ?? [];
+    const outer = this.#committer === this ? [] : (this.#joined?.takeAllCommands() ?? []);
     return [...outer, { queue: this.#queue, commands: this.#queue.take() }];
   }
 
@@ -227,7 +261,7 @@ export class LockScope extends LockContext {
   async handIn(): Promise<void> {
     const commands = this.#queue.take();
     const joined = this.#joined;
-    if (joined && joined.#parts.transaction) {
+    if (joined && this.#committer !== this) {
       joined.#queue.add(commands);
       for (const grant of this.#reliedOn()) joined.#borrow(grant);
       joined.#listeners.push(...this.#listeners);
@@ -253,15 +287,41 @@ export class LockScope extends LockContext {
 
   async #commitNow(commands: readonly QueuedCommand[]): Promise<unknown[]> {
     this.#countCommit(1); // before anything can be applied
+    const committer = this.#committer;
     let replies: unknown[];
     try {
-      replies = await this.#parts.commitNow(commands, this.#leasesReliedOn());
+      const applied = this.#parts.commitNow(commands, this.#leasesReliedOn(), committer.takeWatch());
+      replies = await committer.noteRefusal(applied);
     } catch (error) {
       if (wasNothingApplied(error)) this.#countCommit(-1);
       throw error;
     }
     await this.reportCommit(replies);
     return replies;
+  }
+
+  /** The scope whose end commits what is queued here: the outermost one that it joined and that has a `multi`. */
+  get #committer(): LockScope {
+    const joined = this.#joined;
+    return joined && joined.#parts.transaction ? joined.#committer : this;
+  }
+
+  /** Passes on what becomes of a commit, and remembers what it was refused with. */
+  async noteRefusal<T>(commit: Promise<T>): Promise<T> {
+    try {
+      return await commit;
+    } catch (error) {
+      if (isRefusal(error)) this.#refusals.add(error);
+      throw error;
+    }
+  }
+
+  #assertTransaction(what: string): void {
+    this.#assertOpen();
+    if (this.#parts.transaction) return;
+    throw new LockScopeError(`There is no ${what} here: the lock was taken with transaction: false`, {
+      resources: resourcesOf(this.#parts),
+    });
   }
 
   #borrow(grant: Grant): void {
@@ -300,10 +360,24 @@ function resourcesOf({ keys }: ScopeParts): string[] {
   return keys.map(({ resource }) => resource);
 }
 
+/** How many scopes have a connection that watches, from this one outwards. */
+function watchersAround(scope: LockScope): number {
+  let count = 0;
+  for (let { outer } = scope; outer !== undefined; outer = outer.outer) if (outer.isWatching) count += 1;
+  return count;
+}
+
+/** A commit that was refused, for a reason that may be gone when the work has run again. */
+export type Refusal = LockLostError | LockConflictError;
+
+export function isRefusal(error: unknown): error is Refusal {
+  return error instanceof LockLostError || error instanceof LockConflictError;
+}
+
 /** The errors of a commit that prove it. */
 function wasNothingApplied(error: unknown): boolean {
   if (error instanceof LockTransactionError) return error.applied === 'none';
-  return error instanceof LockLostError || error instanceof LockUnavailableError;
+  return isRefusal(error) || error instanceof LockUnavailableError;
 }
 
 /** @param context the one that the work was given */

@@ -97,6 +97,10 @@ export class CurrentLockContext extends LockContext {
     return this.#scope.key(...parts);
   }
 
+  async watch(...keys: string[]): Promise<void> {
+    return this.#scope.watch(...keys);
+  }
+
   async commit(): Promise<unknown[]> {
     return this.#scope.commit();
   }

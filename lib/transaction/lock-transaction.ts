@@ -1,4 +1,4 @@
-import type { ChainableCommander } from 'ioredis';
+import type { RedisCommander } from 'ioredis';
 import { LockTransactionError } from '../errors/lock.errors.js';
 
 /** A command that was queued: what ioredis would be called with. */
@@ -24,14 +24,21 @@ type RefusedMethod =
   | 'pipeline'
   | 'length';
 
+declare module 'ioredis/built/utils/RedisCommander.js' {
+  /** What ioredis' commands return, by the kind of client: here, more of the same. */
+  interface ResultTypes<Result, Context> {
+    guarded: LockTransaction;
+  }
+}
+
 /**
  * Commands queued for the commit: ioredis' own chainable commands, less those that would leave the transaction.
  * Their replies come with `commit()` or `afterCommit()`. Read on `redis`.
  */
-export type LockTransaction = Omit<ChainableCommander, RefusedMethod> & {
+export interface LockTransaction extends Omit<RedisCommander<{ type: 'guarded' }>, RefusedMethod> {
   /** Queued commands have no reply yet: awaiting them throws a LockTransactionError. */
   readonly then: (queuedCommandsHaveNoReplyYet: never) => never;
-};
+}
 
 const refused: ReadonlySet<string> = new Set(REFUSED_COMMANDS);
 

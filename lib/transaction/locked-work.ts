@@ -3,20 +3,27 @@ import { LockLostError, LockOutcomeUnknownError } from '../errors/lock.errors.js
 import type { LeaseKeeper } from '../lock/lease-keeper.js';
 import type { Lease } from '../lock/lease.js';
 import type { WithLockOptions } from '../redis-lock.options.js';
+import { pause } from '../redis/deadline.js';
 import type { RedisClient } from '../redis/redis-client.js';
 import type { Release } from '../redis/lock-store.js';
-import type { Committed, GuardedCommit } from './guarded-commit.js';
+import type { GuardedCommit } from './guarded-commit.js';
 import type { LockContext } from './lock-context.js';
 import { LockScope } from './lock-scope.js';
-import type { Grant, ScopeParts } from './lock-scope.js';
+import type { Grant, Refusal, ScopeParts } from './lock-scope.js';
 import type { LockScopes } from './lock-scopes.js';
 import type { QueuedCommand } from './lock-transaction.js';
+import type { Watch } from './watch.js';
 
 /** The work under a lock; it may run more than once. */
 export type Work<T> = (context: LockContext) => T | Promise<T>;
 
 /** What a run came to: its result, or a commit that was refused so that the work may run again. */
-export type RunOutcome<T> = { readonly result: T } | { readonly refused: LockLostError };
+export type RunOutcome<T> = { readonly result: T } | { readonly refused: Refusal };
+
+/** How often work may still run again, under this lock or another one. */
+export interface Retries {
+  left: number;
+}
 
 /** Where work runs: what it asked for, and in which scopes. */
 export type Setting = Pick<ScopeParts, 'keys' | 'borrowed' | 'outer' | 'visited'>;
@@ -29,8 +36,13 @@ export interface LockedWorkParts {
   readonly scopes: LockScopes;
   readonly redis: RedisClient;
   readonly knownCommands: ReadonlySet<string>;
+  readonly openWatch: (lease: Lease, held: number) => Watch;
   readonly logger: Logger;
 }
+
+/** ms to wait at most before work runs again that met a conflict; doubled each time. */
+const FIRST_JITTER = 10;
+const MAX_JITTER = 200;
 
 /** Runs work under locks: the one place where scopes begin and end. */
 export class LockedWork {
@@ -41,8 +53,10 @@ export class LockedWork {
   }
 
   /**
-   * Runs work under a lock that was granted, commits what it queued and gives the lock up, in any case.
+   * Runs work under a lock that was granted, commits what it queued and gives the lock up, in any case. On a conflict
+   * the work runs again under the same lock.
    *
+   * @returns `refused` when the lock was lost and nothing applied, so that the work may run under another one
    * @throws the work's own error, untouched, if it has one
    */
   async run<T>(
@@ -50,45 +64,29 @@ export class LockedWork {
     setting: Setting,
     work: Work<T>,
     options: WithLockOptions,
+    retries: Retries,
   ): Promise<RunOutcome<T>> {
     const { lease } = grant;
-    const { service, redis, knownCommands, commits, logger } = this.#parts;
-    const { resources } = lease;
-    const scope = new LockScope({
-      ...setting,
-      service,
-      grant,
-      redis,
-      knownCommands,
-      transaction: options.transaction ?? true,
-      commitNow: (commands, reliedOn) => this.#commitNow(lease, reliedOn, commands),
-      onListenerError: (error) =>
-        logger.error('A commit listener failed after its commit was applied', error),
-    });
+    const { service, redis, knownCommands, openWatch, logger } = this.#parts;
+    const open = () =>
+      new LockScope({
+        ...setting,
+        service,
+        grant,
+        redis,
+        knownCommands,
+        transaction: options.transaction ?? true,
+        commitNow: (commands, reliedOn, watch) => this.#commitNow(lease, reliedOn, commands, watch),
+        openWatch: (held) => openWatch(lease, held),
+        onListenerError: (error) =>
+          logger.error('A commit listener failed after its commit was applied', error),
+      });
     try {
-      const result = await this.#runIn(scope, work);
-      const commands = scope.takeCommands();
-      if (lease.state === 'released') {
-        // By the work itself, which is no loss and nothing to try again.
-        if (commands.length === 0) return { result };
-        throw new LockLostError({ resources, reason: 'the work released it before its commit' });
-      }
-      if (commands.length === 0) {
-        await this.#releaseUncommitted(lease, options.onLost ?? 'throw');
-        return { result };
-      }
-      let committed: Committed;
-      try {
-        const keep = lease.minHoldLeft > 0; // released later
-        const alsoHeld = scope.borrowed.map((borrowed) => borrowed.lease);
-        committed = await commits.commit({ lease, alsoHeld, commands, keep });
-      } catch (error) {
-        if (error instanceof LockLostError && !scope.hasCommitted) return { refused: error };
-        throw error;
-      }
-      if (committed.replies) await scope.reportCommit(committed.replies);
-      else if (scope.isListenedTo) throw repliesLost(resources);
-      return { result };
+      return await this.#rerunOnConflict(lease, retries, open, async (scope) => {
+        const result = await this.#runIn(scope, work);
+        await this.#commitAtEnd(scope, lease, options);
+        return result;
+      });
     } finally {
       await this.#release(lease);
     }
@@ -105,6 +103,7 @@ export class LockedWork {
     setting: Setting,
     work: Work<T>,
     options: WithLockOptions,
+    retries: Retries,
   ): Promise<T> {
     const [first] = setting.keys;
     const grant =
@@ -117,10 +116,62 @@ export class LockedWork {
       (each) => each !== grant,
     );
     const transaction = options.transaction ?? true;
-    const inner = scope.join({ ...setting, grant, borrowed, transaction });
-    const result = await this.#runIn(inner, work);
-    await inner.handIn();
-    return result;
+    const open = () => scope.join({ ...setting, grant, borrowed, transaction });
+    const outcome = await this.#rerunOnConflict(scope.grant.lease, retries, open, async (inner) => {
+      const result = await this.#runIn(inner, work);
+      await inner.handIn();
+      return result;
+    });
+    if ('refused' in outcome) throw outcome.refused;
+    return outcome.result;
+  }
+
+  /**
+   * @param attempt a run of the work in the scope it is given, to the end of its commit. It runs again if that was
+   * refused and nothing is applied.
+   */
+  async #rerunOnConflict<T>(
+    lease: Lease,
+    retries: Retries,
+    open: () => LockScope,
+    attempt: (scope: LockScope) => Promise<T>,
+  ): Promise<RunOutcome<T>> {
+    for (let jitter = FIRST_JITTER; ; jitter = Math.min(2 * jitter, MAX_JITTER)) {
+      const scope = open();
+      try {
+        return { result: await attempt(scope) };
+      } catch (error) {
+        if (!scope.isRefusal(error) || lease.state === 'released') throw error;
+        if (error instanceof LockLostError) return { refused: error };
+        if (retries.left <= 0) throw error;
+      } finally {
+        void scope.takeWatch()?.end('watching'); // there was nothing to commit
+      }
+      await pause(Math.random() * jitter);
+      if (lease.remaining <= 0) {
+        const reason = 'it was not held any more when the work was to run again';
+        return { refused: new LockLostError({ resources: lease.resources, reason }) };
+      }
+      retries.left -= 1;
+    }
+  }
+
+  /** @throws what the commit was refused with, or came to */
+  async #commitAtEnd(scope: LockScope, lease: Lease, options: WithLockOptions): Promise<void> {
+    const commands = scope.takeCommands();
+    const { resources } = lease;
+    if (lease.state === 'released') {
+      // By the work itself, which is no loss and nothing to try again.
+      if (commands.length === 0) return;
+      throw new LockLostError({ resources, reason: 'the work released it before its commit' });
+    }
+    if (commands.length === 0) return this.#releaseUncommitted(lease, options.onLost ?? 'throw');
+    const keep = lease.minHoldLeft > 0; // released later
+    const alsoHeld = scope.borrowed.map((borrowed) => borrowed.lease);
+    const order = { lease, alsoHeld, commands, keep, watch: scope.takeWatch() };
+    const { replies } = await scope.noteRefusal(this.#parts.commits.commit(order));
+    if (replies) await scope.reportCommit(replies);
+    else if (scope.isListenedTo) throw repliesLost(resources);
   }
 
   async #runIn<T>(scope: LockScope, work: Work<T>): Promise<T> {
@@ -139,9 +190,10 @@ export class LockedWork {
     lease: Lease,
     reliedOn: readonly Lease[],
     commands: readonly QueuedCommand[],
+    watch: Watch | undefined,
   ): Promise<unknown[]> {
     const alsoHeld = reliedOn.filter((each) => each !== lease);
-    const { replies } = await this.#parts.commits.commit({ lease, alsoHeld, commands, keep: true });
+    const { replies } = await this.#parts.commits.commit({ lease, alsoHeld, commands, keep: true, watch });
     if (replies !== undefined) return replies;
     throw repliesLost(lease.resources);
   }

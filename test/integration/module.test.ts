@@ -252,12 +252,14 @@ describe('RedisLockModule', () => {
     const one = await startLocks();
     let finish = () => undefined as void;
     const finished = new Promise<void>((resolve) => (finish = resolve));
+    let runs = 0;
     const work = one.locks.withLock('closing', async ({ multi }) => {
+      runs += 1;
       await finished;
       multi.set(one.key('closing'), 'done');
       return 'done';
     });
-    await eventually(async () => (await one.redis.exists(`${one.prefix}:{closing}`)) === 1);
+    await eventually(() => runs === 1);
     const closed = one.app.close();
     await eventually(() =>
       one.locks.tryAcquire('other').then(
