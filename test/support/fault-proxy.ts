@@ -19,13 +19,17 @@ export interface Fault {
 export interface FaultProxy {
   readonly url: string;
   arm(fault: Fault): void;
+  /** Leads new connections to another server. */
+  leadTo(target: string): void;
+  /** Ends all connections. */
+  cut(): void;
   /** Whether the fault that was armed last has happened. */
   fired(): boolean;
   close(): Promise<void>;
 }
 
 export async function startFaultProxy(target: string): Promise<FaultProxy> {
-  const { hostname, port } = new URL(target);
+  let { hostname, port } = new URL(target);
   const sockets = new Set<Socket>();
   const timers = new Set<NodeJS.Timeout>();
   let armed: Fault | undefined;
@@ -93,6 +97,10 @@ export async function startFaultProxy(target: string): Promise<FaultProxy> {
   return {
     url: `redis://127.0.0.1:${(server.address() as AddressInfo).port}`,
     arm: (fault) => void (armed = fault),
+    leadTo: (next) => void ({ hostname, port } = new URL(next)),
+    cut() {
+      for (const socket of sockets) socket.destroy();
+    },
     fired: () => armed === undefined,
     async close() {
       for (const timer of timers) clearTimeout(timer);

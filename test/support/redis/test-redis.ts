@@ -11,8 +11,15 @@ export function privateRedis(serverArguments: readonly string[] = []): Promise<P
 }
 
 /** A server in the place of one that was stopped. */
-export function privateRedisAt(port: number): Promise<ProvidedRedis> {
-  return provideRedis({ private: true, machine: { freePort: async () => port } });
+export function privateRedisAt(
+  port: number,
+  serverArguments: readonly string[] = [],
+): Promise<ProvidedRedis> {
+  return provideRedis({
+    private: true,
+    arguments: serverArguments,
+    machine: { freePort: async () => port },
+  });
 }
 
 /** provide-redis as a CommonJS file, for tests that use it in a process of its own. */
