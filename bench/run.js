@@ -1,6 +1,7 @@
 /** `npm run bench [-- --seconds N]`: measures the scenarios one after the other, each subject in turn. */
 import { provideRedis } from '../sample-app/dist/test/support/redis/provide-redis.js';
 import { fourProcesses, oneProcess } from './scenarios/hot-key.js';
+import { commit } from './scenarios/commit.js';
 import { decorator } from './scenarios/decorator.js';
 import { leases, waiters } from './scenarios/many.js';
 import { subjects } from './subjects.js';
@@ -30,6 +31,13 @@ try {
     }
     const ratio = medians(rounds.ours).perSecond / medians(rounds.byHand).perSecond;
     console.log(`  ratio of sections/s: ${ratio.toFixed(2)}\n`);
+  }
+  process.stderr.write('lock, three commands, release\n');
+  for (const [callers, calls] of [
+    [1, 2_000],
+    [64, 150],
+  ]) {
+    console.log('lock + 3 commands + release ', JSON.stringify(await commit(redis.url, callers, calls)));
   }
   process.stderr.write('decorator and service\n');
   for (const [callers, calls] of [

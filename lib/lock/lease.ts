@@ -32,6 +32,8 @@ export class Lease implements Claim {
   extended: Promise<void> = Promise.resolve();
   /** How many commits were sent under it. */
   commits = 0;
+  /** Settled when the one that is under way has ended. */
+  committing: Promise<void> | undefined;
   /** Called once, when the lease was lost. */
   readonly lossListeners = new Set<(reason: string) => void>();
 

@@ -3,7 +3,8 @@ import type { Redis } from 'ioredis';
 import { LockUnavailableError } from '../errors/lock.errors.js';
 import { sendCommit } from './commit-pipeline.js';
 import { within } from './deadline.js';
-import { resourceKeys } from './lock-keys.js';
+import { resourceKeys, triples } from './lock-keys.js';
+import { RELEASE } from './lock-scripts.js';
 
 /**
  * Tries a new commit connection out before anything depends on it: a commit under a lock that nobody holds has to
@@ -17,7 +18,7 @@ export async function checkCommitConnection(redis: Redis, keyPrefix: string, tim
     claim: { token: 'nobody:0:0', keys: [keys] },
     fencingToken: 0,
     alsoHeld: [],
-    id: 'nobody:0:0#1',
+    number: 1,
     commands: [],
     keep: false,
   };
@@ -31,6 +32,9 @@ export async function checkCommitConnection(redis: Redis, keyPrefix: string, tim
   }
   try {
     await within(timeout, redis.del(keys.fence));
+    // Commits release by its hash: Redis has to know the script.
+    const all = triples([keys]);
+    await within(timeout, redis.eval(RELEASE.text, all.length, ...all, request.claim.token));
     await within(timeout, redis.publish(`${redis.options.keyPrefix ?? ''}${keyPrefix}:wake:nobody`, ''));
   } catch (error) {
     throw new LockUnavailableError(`Redis does not allow what locks need: ${String(error)}`, {

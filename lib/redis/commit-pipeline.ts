@@ -1,9 +1,11 @@
 import type { ChainableCommander, Redis } from 'ioredis';
 import { DeadlineError, within } from './deadline.js';
-import { FINISH, GUARD } from './commit-scripts.js';
+import { GUARD, SAME_KEYS } from './commit-scripts.js';
 import { triples } from './lock-keys.js';
 import type { Claim } from './lock-keys.js';
+import { RELEASE } from './lock-scripts.js';
 import { isReply } from './redis-client.js';
+import { commitRecord } from './script-parts.js';
 
 /** A command as ioredis is called for it. */
 export interface ClientCommand {
@@ -17,8 +19,8 @@ export interface CommitRequest {
   readonly fencingToken: number;
   /** Further claims that have to be held, and stay held whatever becomes of this commit. */
   readonly alsoHeld: readonly Claim[];
-  /** `<token>#<n>`, new for each commit. */
-  readonly id: string;
+  /** Which one of the commits under this token it is. */
+  readonly number: number;
   readonly commands: readonly ClientCommand[];
   /** Keep the lock instead of giving it up. */
   readonly keep: boolean;
@@ -30,7 +32,7 @@ export type CommitAnswer =
   | {
       readonly outcome: 'applied';
       readonly replies: readonly unknown[];
-      /** What finish said of local waiters; undefined when it failed, and the lock is still there. */
+      /** What its release said of local waiters; undefined when it was not released, and is still there. */
       readonly handedOver: readonly (string | number)[] | undefined;
     }
   /** The lock is not held: nothing was applied, and this commit never will be. */
@@ -50,10 +52,9 @@ type Result = readonly [error: Error | null, reply?: unknown];
 const WATCH_AT = 0;
 const GUARD_AT = 1;
 const MULTI_AT = 2;
-const FIRST_COMMAND_AT = 6;
-// Places in the reply of EXEC.
-const FINISH_REPLY_AT = 2;
-const FIRST_REPLY_AT = 3;
+const FIRST_QUEUED_AT = 3;
+/** Commands of our own in the transaction: BLPOP, EVAL, HSET, and EVALSHA where the lock is released. */
+const OWN_COMMANDS = 3;
 
 /** What has to reach Redis in one piece: the guard and the first commands behind MULTI; see docs/guarded-commit.md. */
 const ONE_SEGMENT = 1_200;
@@ -73,10 +74,11 @@ export function needsTwoSteps(request: CommitRequest): boolean {
 /**
  * Sends a guarded commit: one write, one round trip. docs/guarded-commit.md has the reasoning.
  *
- *   WATCH owner.. fence · EVAL guard · MULTI · BLPOP · HSET fence · EVAL finish · the commands · EXEC
+ *   WATCH owner.. fence · EVAL guard · MULTI · BLPOP · EVAL · HSET fence · EVALSHA release · the commands · EXEC
  *
  * BLPOP waits on a list that never exists. Inside MULTI it is queued and answers nil; should MULTI have been
- * refused, it blocks the connection, and none of the commands behind it runs outside of a transaction.
+ * refused, it blocks the connection, and none of the commands behind it runs outside of a transaction. EVAL and HSET
+ * are refused where the guard is; HSET also records the commit.
  *
  * @param redis a connection found in a doubtful state is given to `drop`, which has to destroy it
  * @param twoSteps see {@link needsTwoSteps}; nobody else may use the connection until this has ended
@@ -88,18 +90,22 @@ export async function sendCommit(
   drop: (redis: Redis) => void,
   twoSteps = false,
 ): Promise<CommitAnswer> {
-  const { claim, fencingToken, id, commands, keep } = request;
+  const { claim, fencingToken, number, commands, keep } = request;
   const { owners, guarded, fence } = namesOf(request);
-  const all = triples(claim.keys);
+  const { field, record } = commitRecord(claim.token, fencingToken, number);
 
   const guard = redis.pipeline();
   guard.watch(...guarded);
-  guard.eval(GUARD.text, guarded.length, ...guarded, id, ...owners);
+  guard.eval(GUARD.text, guarded.length, ...guarded, record, field, fencingToken, ...owners);
   const transaction = twoSteps ? redis.pipeline() : guard;
   (transaction as unknown as { multi(): unknown }).multi(); // missing in ioredis' types
   transaction.blpop(`${fence}:barrier`, 0);
-  transaction.hset(fence, 'guard', id);
-  transaction.eval(FINISH.text, all.length, ...all, claim.token, id, fencingToken, keep ? 1 : 0);
+  transaction.eval(SAME_KEYS, guarded.length, ...guarded);
+  transaction.hset(fence, field, record);
+  if (!keep) {
+    const all = triples(claim.keys);
+    transaction.evalsha(RELEASE.sha, all.length, ...all, claim.token);
+  }
   for (const { method, args } of commands) {
     (transaction as unknown as Record<string, (...args: readonly unknown[]) => unknown>)[method]?.(...args);
   }
@@ -128,7 +134,7 @@ export async function sendCommit(
     return error ? { outcome: 'refused', error, failures: [] } : { outcome: 'lost' };
   }
   results = [...results, ...(await send(transaction))];
-  const answer = read(results, commands.length, late);
+  const answer = read(results, keep, late);
   if (answer.outcome === 'unanswered' || (answer.outcome === 'refused' && !isExecAbort(answer.error)))
     drop(redis);
   return answer;
@@ -157,30 +163,35 @@ function areInPlace(results: readonly Result[]): boolean {
     .slice(0, -1)
     .every(
       ([error, reply], i) =>
-        error !== null || i === GUARD_AT || reply === (i < FIRST_COMMAND_AT - 3 ? 'OK' : 'QUEUED'),
+        error !== null || i === GUARD_AT || reply === (i < FIRST_QUEUED_AT ? 'OK' : 'QUEUED'),
     );
 }
 
-function read(results: readonly Result[], commands: number, late: Error | undefined): CommitAnswer {
+function read(results: readonly Result[], keep: boolean, late: Error | undefined): CommitAnswer {
   const [watchError] = results[WATCH_AT] ?? [null];
   const [guardError, guard] = results[GUARD_AT] ?? [null];
   const [multiError] = results[MULTI_AT] ?? [null];
   const [execError, exec] = results.at(-1) ?? [null];
+  const own = keep ? OWN_COMMANDS : OWN_COMMANDS + 1;
 
   if (execError === null && Array.isArray(exec)) {
-    const replies = exec.slice(FIRST_REPLY_AT) as unknown[];
+    const replies = exec.slice(own) as unknown[];
     if (!hasPassed(results))
       return { outcome: 'unguarded', replies, error: watchError ?? guardError ?? undefined };
-    const finish: unknown = exec[FINISH_REPLY_AT];
-    const handedOver = Array.isArray(finish) ? (finish as (string | number)[]) : undefined;
+    const released: unknown = keep ? undefined : exec[OWN_COMMANDS];
+    const handedOver = Array.isArray(released) ? (released.slice(1) as (string | number)[]) : undefined;
     return { outcome: 'applied', replies, handedOver };
   }
+  const queued = results.slice(FIRST_QUEUED_AT + own, -1);
   if (multiError !== null && isReply(multiError)) {
     // Without MULTI the barrier blocks, unless it was refused as well: then the commands ran one by one.
     if (execError === null || !isReply(execError))
       return { outcome: 'refused', error: multiError, failures: [] };
-    const replies = results.slice(FIRST_COMMAND_AT, -1).map(([error, reply]) => error ?? reply);
-    return { outcome: 'unguarded', replies, error: multiError };
+    return {
+      outcome: 'unguarded',
+      replies: queued.map(([error, reply]) => error ?? reply),
+      error: multiError,
+    };
   }
   if (!areInPlace(results))
     return { outcome: 'unanswered', error: new Error('The replies of Redis are out of step') };
@@ -189,10 +200,9 @@ function read(results: readonly Result[], commands: number, late: Error | undefi
     return { outcome: hasPassed(results) ? 'changed' : 'lost' };
   }
   if (isReply(execError)) {
-    const queued = results.slice(FIRST_COMMAND_AT, FIRST_COMMAND_AT + commands);
     const failures = hasPassed(results) ? queued.map(([error]) => error ?? undefined) : [];
-    const own = results.slice(0, FIRST_COMMAND_AT).find(([error]) => error !== null)?.[0];
-    return { outcome: 'refused', error: own ?? execError, failures };
+    const ours = results.slice(0, FIRST_QUEUED_AT + own).find(([error]) => error !== null)?.[0];
+    return { outcome: 'refused', error: ours ?? execError, failures };
   }
   if (watchError === null && guardError === null && Number(guard) === 0) return { outcome: 'lost' };
   return { outcome: 'unanswered', error: late ?? execError };

@@ -25,10 +25,15 @@ export const ACQUIRE = script(
   if ticket ~= '' and ticket ~= '0' and call('GET', KEYS[1]) ~= me then
     lost = call('ZADD', KEYS[2], 'NX', ticket, me)
   end
+  local free = {}
   for i = 1, #KEYS, 3 do
     local owner, queue = KEYS[i], KEYS[i + 1]
-    takeUp(i, '', me, {}) -- even a waiter of this client is told by a message here
     local holder = call('GET', owner)
+    if not holder then
+      free[i] = takeUp(i, '', me, {}) -- even a waiter of this client is told by a message here
+      holder = not free[i] and call('GET', owner)
+      if not holder then free[i] = free[i] or known(KEYS[i + 2]) end
+    end
     if holder and holder ~= me then
       local left = call('PTTL', owner)
       if ticket == '' then return {0, left} end
@@ -48,17 +53,17 @@ export const ACQUIRE = script(
   local reply = {1, lost}
   for i = 1, #KEYS, 3 do
     local owner, queue, fence = KEYS[i], KEYS[i + 1], KEYS[i + 2]
-    local number = call('GET', owner) and call('HGET', fence, 'last')
+    local number = not free[i] and call('HGET', fence, 'last')
     if number then
       call('PEXPIRE', owner, ttlOf(me))
+      call('HDEL', fence, 'provisional')
     else
       local shorter
-      number, shorter = grant(owner, fence, me, ttlOf(me))
+      number, shorter = grant(owner, fence, me, ttlOf(me), free[i] or known(fence))
       local after = shorter and first(queue)
       if after and after ~= me then tell(owner, queue, after) end
     end
-    call('ZREM', queue, me)
-    call('HDEL', fence, 'provisional')
+    if ticket ~= '' then call('ZREM', queue, me) end
     reply[#reply + 1] = number
   end
   return reply
@@ -148,13 +153,13 @@ export const EXTEND = script(
 
 /**
  * Takes everything back that a token may have: its places and its locks. Run for every grant nobody wants and for
- * every reply that is uncertain. With a commit id it also settles that commit, for good: after it the token owns
+ * every reply that is uncertain. With the record of a commit it also settles that commit, for good: after it the token owns
  * nothing, so that a commit which still arrives is refused by its guard.
  *
  * KEYS    owner, queue, fence of each resource
- * ARGV    1 token, 2 commit id or '', 3 fencing token of the first resource
+ * ARGV    1 token, 2 record of a commit or '', 3 its field, 4 fencing token of the first resource
  * Returns {'committed' | 'gone' | 'unknown', placeLost, then what handOver adds}: 'gone', it was not committed and never will
- * be; 'unknown', the log does not reach back that far.
+ * be; 'unknown', its record was overwritten or is lost, if there was one.
  */
 export const BURN = script(
   TOKEN,
@@ -163,11 +168,11 @@ export const BURN = script(
   `
   local verdict = 'gone'
   if ARGV[2] ~= '' then
-    local log, since, trimmed = unpack(call('HMGET', KEYS[3], 'commits', 'since', 'trimmed'))
-    local mine = tonumber(ARGV[3])
-    if log and string.find(log, '=' .. ARGV[2] .. ' ', 1, true) then
+    local record, since = unpack(call('HMGET', KEYS[3], ARGV[3], 'since'))
+    local mine = tonumber(ARGV[4])
+    if record == ARGV[2] then
       verdict = 'committed'
-    elseif not since or tonumber(since) > mine or tonumber(trimmed or 0) >= mine then
+    elseif not since or tonumber(since) > mine or record and tonumber(string.match(record, '^%d+')) > mine then
       verdict = 'unknown'
     end
   end

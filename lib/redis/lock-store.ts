@@ -5,6 +5,7 @@ import { triples } from './lock-keys.js';
 import type { Claim, ResourceKeys } from './lock-keys.js';
 import { ACQUIRE, BURN, EXTEND, RELEASE, RENEW } from './lock-scripts.js';
 import type { RedisClient } from './redis-client.js';
+import { commitRecord } from './script-parts.js';
 import type { Script } from './script-parts.js';
 import { NotSentError, ScriptRunner, unavailable } from './script-runner.js';
 
@@ -164,14 +165,15 @@ export class LockStore {
   /** Takes back what the claim has, and says what became of its commit, if one is named. */
   async burn(
     claim: Claim,
-    commit?: { readonly id: string; readonly fencingToken: number },
+    commit?: { readonly number: number; readonly fencingToken: number },
   ): Promise<Verdict> {
     const lostConnections = this.#runner.lostConnections;
     const sent = now();
-    const [verdict, placeLost, ...waiters] = await this.#giveUp<Verdict>(BURN, claim, [
-      commit?.id ?? '',
-      commit?.fencingToken ?? 0,
-    ]);
+    const { record, field } = commit
+      ? commitRecord(claim.token, commit.fencingToken, commit.number)
+      : { record: '', field: '' };
+    const argv = [record, field, commit?.fencingToken ?? 0];
+    const [verdict, placeLost, ...waiters] = await this.#giveUp<Verdict>(BURN, claim, argv);
     this.reportHandOvers(claim, waiters, sent);
     if (Number(placeLost) === 1) this.onPlaceLost(claim);
     // As in release: what a first request of the two handed over was never heard.

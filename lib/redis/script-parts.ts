@@ -8,7 +8,7 @@ export interface Script {
   readonly sha: string;
 }
 
-/** Comments and indentation stay here: the commit sends its scripts as text each time, within one segment. */
+/** Comments and indentation stay here: the commit sends its guard as text each time, within one segment. */
 export function script(...parts: readonly string[]): Script {
   const text = parts
     .join('\n')
@@ -28,10 +28,20 @@ export function script(...parts: readonly string[]): Script {
  *   since        fencing token of the first grant this hash knows of: before it, everything was forgotten
  *   believed     server time in ms until which waiters may believe some holder's lease to last
  *   provisional  token that was handed the lock and has not been heard of yet
- *   commits      log of the latest commits, `<fencing token>=<token>#<n> ` each
- *   trimmed      fencing token of the newest commit that fell off the log
- *   guard        the commit that was last let through or refused
+ *   c0 .. c63    the last commit of each of the last 64 grants, `<fencing token>=<token>#<n>`, see commitRecord
+ *   guard        the commit that was last refused
  */
+
+/** Grants whose commits a resource remembers, so that a lost reply can be settled. */
+const REMEMBERED = 64;
+
+/**
+ * How the n-th commit under a grant is recorded. Each grant's fencing token is one step further around the places
+ * than the one before, so that a record is overwritten by the 64th grant after it and not before.
+ */
+export function commitRecord(token: string, fencingToken: number, n: number) {
+  return { field: `c${fencingToken % REMEMBERED}`, record: `${fencingToken}=${token}#${n}` };
+}
 
 export const TOKEN = `
   local call = redis.call
@@ -40,20 +50,28 @@ export const TOKEN = `
 `;
 
 /*
- * grant: makes the token owner for px ms and answers its fencing token: above the last one, and not below the
- * server's clock in microseconds, so that it also grows across a lost hash. The owner is set last: whatever fails
- * before it leaves no lock behind. Also answers whether waiters may believe that the lock is held for longer than it
- * now will be.
+ * known: what a grant has to know of the fence: last, believed, provisional.
+ *
+ * grant: makes the token owner for px ms and answers its fencing token: above the last one, not below the server's
+ * clock in microseconds, so that it also grows across a lost hash, and one step further around the places for commit
+ * records. The owner is set last: whatever fails before it leaves no lock behind. Also answers whether waiters may
+ * believe that the lock is held for longer than it now will be.
  */
 export const GRANT = `
-  local function grant(owner, fence, token, px)
-    local last, believed = unpack(call('HMGET', fence, 'last', 'believed'))
+  local function known(fence) return call('HMGET', fence, 'last', 'believed', 'provisional') end
+  local function grant(owner, fence, token, px, is)
+    local last, believed = tonumber(is[1]), tonumber(is[2]) or 0
     local time = call('TIME')
-    local number = string.format('%.0f', math.max((tonumber(last) or 0) + 1, time[1] * 1000000 + time[2]))
+    local number = time[1] * 1000000 + time[2]
+    if last then
+      number = math.max(last + 1, number)
+      number = number + (last + 1 - number) % ${REMEMBERED}
+    end
     local ends = time[1] * 1000 + math.floor(time[2] / 1000) + ttlOf(token)
-    local shorter = ends < (tonumber(believed) or 0)
-    if not last then call('HSET', fence, 'since', number) end
-    call('HSET', fence, 'last', number, 'believed', string.format('%.0f', shorter and believed or ends))
+    local shorter = ends < believed
+    number, ends = string.format('%.0f', number), string.format('%.0f', math.max(ends, believed))
+    if last then call('HSET', fence, 'last', number, 'believed', ends)
+    else call('HSET', fence, 'last', number, 'believed', ends, 'since', number) end
     call('PEXPIRE', fence, 2 * ttlOf(token) + 60000)
     call('SET', owner, token, 'PX', px)
     return number, shorter
@@ -72,7 +90,8 @@ export const GRANT = `
  * index of a resource that went elsewhere provisionally while others wait, to look after.
  *
  * takeUp: the same for a lock that is free although somebody waits: its owner is dead. A provisional owner that
- * never came for it loses all the places of its client, unless that is the client that asks now.
+ * never came for it loses all the places of its client, unless that is the client that asks now. Answers what is known
+ * when the lock stays free, for the asker.
  */
 export const HAND_OVER = `
   local function first(queue) return call('ZRANGE', queue, 0, 0)[1] end
@@ -93,7 +112,7 @@ export const HAND_OVER = `
       call('ZREM', queue, waiter)
       local ours = clientOf(waiter) == client
       local px = ours and ttlOf(waiter) or math.min(ttlOf(waiter), ${PROVISIONAL_TTL})
-      local number, shorter = grant(owner, fence, waiter, px)
+      local number, shorter = grant(owner, fence, waiter, px, known(fence))
       if ours then call('HDEL', fence, 'provisional') else call('HSET', fence, 'provisional', waiter) end
       if ours or tell(owner, queue, waiter) then
         local after = shorter and first(queue)
@@ -113,18 +132,20 @@ export const HAND_OVER = `
     call('HDEL', fence, 'provisional')
   end
   local function takeUp(i, client, asker, reply)
-    if call('EXISTS', KEYS[i]) == 1 then return end
-    local silent = call('HGET', KEYS[i + 2], 'provisional')
+    local is = known(KEYS[i + 2])
+    local silent = is[3]
     if silent then
       if clientOf(silent) ~= (asker and clientOf(asker) or client) then drop(KEYS[i + 1], clientOf(silent)) end
       call('HDEL', KEYS[i + 2], 'provisional')
     end
     local waiter = first(KEYS[i + 1])
-    if waiter and waiter ~= asker then handOver(i, client, reply) end
+    if not waiter or waiter == asker then return is end
+    handOver(i, client, reply)
   end
   local function giveUp(i, token, reply)
     local holder, client = call('GET', KEYS[i]), clientOf(token)
-    if holder == token then handOver(i, client, reply) else takeUp(i, client, nil, reply) end
+    if holder == token then handOver(i, client, reply)
+    elseif not holder then takeUp(i, client, nil, reply) end
     return holder == token
   end
 `;

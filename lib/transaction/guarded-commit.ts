@@ -71,10 +71,18 @@ export class GuardedCommit {
    */
   async commit(order: CommitOrder): Promise<Committed> {
     const { lease, alsoHeld, commands, keep } = order;
-    const id = `${lease.token}#${++lease.commits}`;
-    const request = { claim: lease, fencingToken: lease.fencingTokens[0] ?? 0, alsoHeld, id, commands, keep };
-    const answer = await this.#send(order, request);
-    return this.#interpret(order, id, answer);
+    // One after the other: only the last one of a lease is recorded.
+    while (lease.committing) await lease.committing;
+    let ended = () => undefined as void;
+    lease.committing = new Promise((resolve) => (ended = resolve));
+    try {
+      const fencingToken = lease.fencingTokens[0] ?? 0;
+      const request = { claim: lease, fencingToken, alsoHeld, number: ++lease.commits, commands, keep };
+      return await this.#interpret(order, request, await this.#send(order, request));
+    } finally {
+      lease.committing = undefined;
+      ended();
+    }
   }
 
   /**
@@ -135,12 +143,12 @@ export class GuardedCommit {
     }
   }
 
-  async #interpret(order: CommitOrder, id: string, answer: CommitAnswer): Promise<Committed> {
+  async #interpret(order: CommitOrder, request: CommitRequest, answer: CommitAnswer): Promise<Committed> {
     const { lease, commands, keep, watch } = order;
     const { resources } = lease;
     switch (answer.outcome) {
       case 'applied':
-        // Where finish failed inside EXEC, the lock is still there, and the caller's release takes care of it.
+        // Where the release failed inside EXEC, its script being unknown after SCRIPT FLUSH, the lock is still there, and the caller's release takes care of it.
         if (!keep && answer.handedOver) this.#keeper.markReleased(lease);
         return { replies: assertReplies(answer.replies, commands, resources) };
       case 'lost':
@@ -165,7 +173,7 @@ export class GuardedCommit {
           cause: answer.error,
         });
       case 'unanswered':
-        return this.#settle(order, id, answer.error);
+        return this.#settle(order, request, answer.error);
     }
   }
 
@@ -173,11 +181,10 @@ export class GuardedCommit {
    * Finds out about a commit whose answer is missing, by taking the lock away from it: what has not been applied
    * by then is refused by its guard whenever it arrives. Goes on until the lease's end.
    */
-  async #settle({ lease, keep }: CommitOrder, id: string, cause: Error): Promise<Committed> {
+  async #settle({ lease, keep }: CommitOrder, request: CommitRequest, cause: Error): Promise<Committed> {
     const { resources } = lease;
-    const commit = { id, fencingToken: lease.fencingTokens[0] ?? 0 };
     for (;;) {
-      const verdict = await this.#store.burn(lease, commit).catch(() => undefined); // asked again below
+      const verdict = await this.#store.burn(lease, request).catch(() => undefined); // asked again below
       if (verdict === 'committed') {
         this.#store.onUnclear(lease); // its hand-over was in the lost answer
         if (keep) this.#keeper.lose(lease, 'it was given up to find out about a commit that was cut off');

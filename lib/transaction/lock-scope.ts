@@ -78,7 +78,7 @@ export class LockScope extends LockContext {
   #commits = 0;
   #watch: Watch | undefined;
   /** What its commits so far, and its watch(), were refused with. */
-  readonly #refusals = new WeakSet<object>();
+  #refusals: Refusal[] | undefined;
 
   constructor(parts: ScopeParts, joined?: LockScope) {
     super();
@@ -196,7 +196,7 @@ export class LockScope extends LockContext {
 
   /** Whether the work failed with nothing else than the refusal of its commit, so that it may run again. */
   isRefusal(error: unknown): error is Refusal {
-    return typeof error === 'object' && error !== null && this.#refusals.has(error) && !this.hasCommitted;
+    return (this.#refusals?.includes(error as Refusal) ?? false) && !this.hasCommitted;
   }
 
   get isWatching(): boolean {
@@ -311,7 +311,7 @@ export class LockScope extends LockContext {
     try {
       return await commit;
     } catch (error) {
-      if (isRefusal(error)) this.#refusals.add(error);
+      if (isRefusal(error)) (this.#refusals ??= []).push(error);
       throw error;
     }
   }

@@ -16,8 +16,8 @@ function numbers(seed: number): () => number {
   };
 }
 
-/** WATCH, EVAL, MULTI, BLPOP, HSET, EVAL, three commands of the work, EXEC. */
-const COMMANDS = 10;
+/** WATCH, EVAL, MULTI, BLPOP, EVAL, HSET, EVALSHA, three commands of the work, EXEC. */
+const COMMANDS = 11;
 
 describe('a transfer whose commit is hit', () => {
   let proxy: FaultProxy;

@@ -47,7 +47,7 @@ describe('a commit that Redis refuses', () => {
   const freed = (resource: string) =>
     eventually(async () => (await admin.exists(`${one.prefix}:{${resource}}`)) === 0, 1_000);
 
-  const denials = ['eval', 'multi', 'exec', 'hset', 'blpop', 'hget'];
+  const denials = ['eval', 'evalsha', 'multi', 'exec', 'hset', 'blpop', 'hmget'];
   it.each(denials)(
     'case 18d: applies nothing when %s is denied meanwhile and the lock is gone',
     async (command) => {

@@ -11,6 +11,9 @@ import type { LockApplication } from '../support/lock-application.js';
 import type { ProvidedRedis } from '../support/redis/provide-redis.js';
 import { privateRedis, privateRedisAt } from '../support/redis/test-redis.js';
 
+/** Replicas need not wait for others to arrive. */
+const AT_ONCE = ['--repl-diskless-sync-delay', '0'];
+
 describe('a server that changes between the work and its commit', () => {
   const endings: (() => Promise<unknown>)[] = [];
   afterEach(async () => {
@@ -108,7 +111,7 @@ describe('a server that changes between the work and its commit', () => {
   });
 
   it('to a replica that was promoted, gets the commit once', async () => {
-    const [primary, replica] = [await startServer(), await startServer()];
+    const [primary, replica] = [await startServer(AT_ONCE), await startServer()];
     const [old, next] = [client(primary), client(replica)];
     const proxy = owned(await startFaultProxy(primary.url), (each) => each.close());
     const one = await start({ url: replica.url, connection: proxy.url, ttl: 5_000 });
@@ -138,7 +141,7 @@ describe('a server that changes between the work and its commit', () => {
   });
 
   it('to a replica, and the old connections stay open: the commit goes to the new primary, in one run', async () => {
-    const [primary, replica] = [await startServer(), await startServer()];
+    const [primary, replica] = [await startServer(AT_ONCE), await startServer()];
     const [old, next] = [client(primary), client(replica)];
     const proxy = owned(await startFaultProxy(primary.url), (each) => each.close());
     const one = await start({ url: replica.url, connection: proxy.url, ttl: 5_000 });

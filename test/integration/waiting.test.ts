@@ -1,6 +1,7 @@
 import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
 import { LockNotAcquiredError } from '../../lib/index.js';
 import type { AcquireOptions, Lock } from '../../lib/index.js';
+import { ACQUIRE } from '../../lib/redis/lock-scripts.js';
 import { startCountingProxy } from '../support/counting-proxy.js';
 import { eventually } from '../support/eventually.js';
 import { closeAll, startLocks } from '../support/lock-application.js';
@@ -341,13 +342,13 @@ describe('waiting for a lock', () => {
     await eventually(async () => (await waiters('again')) === 1);
     // It asks again, and the answer does not come; the hand-over comes on another connection.
     const [token = ''] = await one.redis.zrange(`${one.prefix}:queue:{again}`, 0, '0');
-    proxy.holdReplies('evalsha');
+    proxy.holdReplies(ACQUIRE.sha);
     await one.redis.publish(`${one.prefix}:wake:${token.split(':')[0]}`, token);
     proxy.reset();
     await eventually(() => proxy.roundTrips() > 0);
     finish();
     await holder;
-    proxy.cut('evalsha');
+    proxy.cut(ACQUIRE.sha);
     proxy.passReplies();
     await waiter;
     await eventually(async () => (await owner('again')) === null, 1_000);
