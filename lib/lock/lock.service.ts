@@ -16,16 +16,16 @@ import type {
 } from '../redis-lock.options.js';
 import { Connections } from '../redis/connections.js';
 import { within } from '../redis/deadline.js';
-import { normaliseResources, resourceKeys } from '../redis/lock-keys.js';
+import { normaliseResources, resourceKeys, resourcesOf } from '../redis/lock-keys.js';
 import type { ResourceKeys } from '../redis/lock-keys.js';
 import { LockStore } from '../redis/lock-store.js';
 import { GuardedCommit } from '../transaction/guarded-commit.js';
-import type { Grant } from '../transaction/lock-scope.js';
+import type { Grant, Setting } from '../transaction/lock-scope.js';
 import type { LockContext } from '../transaction/lock-context.js';
 import type { LockScopes } from '../transaction/lock-scopes.js';
 import type { LockTransaction } from '../transaction/lock-transaction.js';
 import { LockedWork } from '../transaction/locked-work.js';
-import type { Retries, Setting, Work } from '../transaction/locked-work.js';
+import type { Retries, Work } from '../transaction/locked-work.js';
 import { takeTurns } from '../transaction/take-turns.js';
 import { Watch } from '../transaction/watch.js';
 import { Acquirer } from './acquirer.js';
@@ -242,14 +242,23 @@ export class LockService
   }
 
   async #runLocked<T>(keys: readonly ResourceKeys[], options: WithLockOptions, work: Work<T>): Promise<T> {
-    const { grants, missing, joinable, path } = this.#scopes.held(this, keys);
+    const retries = { left: options.retries ?? DEFAULT_RETRIES };
     const outer = this.#scopes.innermostOpen;
+    if (outer === undefined) {
+      return this.#runUntilCommitted(
+        keys,
+        { keys, borrowed: [], outer, visited: [] },
+        options,
+        work,
+        retries,
+      );
+    }
+    const { grants, missing, joinable, path } = this.#scopes.held(this, keys);
     // Said at once, so that none of these scopes ends before; then one after the other, in everybody's order.
     const visits = path.map((scope) => scope.visit());
-    const retries = { left: options.retries ?? DEFAULT_RETRIES };
     try {
       await takeTurns(visits, grants, options);
-      const visited = [...(outer?.visited ?? []), ...path];
+      const visited = [...outer.visited, ...path];
       if (joinable && missing.length === 0) {
         const setting = { keys, borrowed: [], outer, visited };
         return await this.#work.join(joinable, grants, setting, work, options, retries);
@@ -296,10 +305,9 @@ export class LockService
   }
 
   async #takeGrant(keys: readonly ResourceKeys[], options: AcquireOptions): Promise<Grant> {
-    const resources = keys.map(({ resource }) => resource);
     const { signal, minHold = 0 } = options;
     const nested = this.#scopes.innermostOpen !== undefined;
-    this.#assertWanted(resources, signal, nested);
+    this.#assertWanted(keys, signal, nested);
     const ttl = options.ttl ?? this.#options.ttl;
     const wait = options.wait ?? this.#options.wait;
     const autoExtend = options.autoExtend ?? this.#options.autoExtend;
@@ -316,10 +324,10 @@ export class LockService
       minHold,
     });
     try {
-      this.#assertWanted(resources, signal, nested);
+      this.#assertWanted(keys, signal, nested);
       if (lease.remaining <= 0) {
         throw new LockUnavailableError(`The lease of ${ttl} ms was over before Redis' answer was there`, {
-          resources,
+          resources: resourcesOf(keys),
         });
       }
     } catch (error) {
@@ -332,10 +340,12 @@ export class LockService
   }
 
   /** @throws LockNotAcquiredError when the application closes, or the caller has aborted */
-  #assertWanted(resources: readonly string[], signal: AbortSignal | undefined, nested: boolean): void {
+  #assertWanted(keys: readonly ResourceKeys[], signal: AbortSignal | undefined, nested: boolean): void {
     if (this.#refused === 'everything' || (this.#refused === 'outside of scopes' && !nested)) {
-      throw new LockNotAcquiredError('shutdown', { resources });
+      throw new LockNotAcquiredError('shutdown', { resources: resourcesOf(keys) });
     }
-    if (signal?.aborted) throw new LockNotAcquiredError('aborted', { resources, cause: signal.reason });
+    if (signal?.aborted) {
+      throw new LockNotAcquiredError('aborted', { resources: resourcesOf(keys), cause: signal.reason });
+    }
   }
 }

@@ -74,7 +74,12 @@ export class CommitConnection {
    *
    * @throws LockUnavailableError when there is no connection within the timeout
    */
-  async share<T>(task: (redis: Redis) => Promise<T>): Promise<T> {
+  share<T>(task: (redis: Redis) => Promise<T>): Promise<T> {
+    if (this.#open?.status === 'ready' && !this.#alone && !this.#closed) return task(this.#open);
+    return this.#shareLater(task);
+  }
+
+  async #shareLater<T>(task: (redis: Redis) => Promise<T>): Promise<T> {
     let redis = await this.#get();
     while (this.#alone) {
       await this.#alone;

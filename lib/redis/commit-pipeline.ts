@@ -58,7 +58,7 @@ const OWN_COMMANDS = 3;
 
 /** What has to reach Redis in one piece: the guard and the first commands behind MULTI; see docs/guarded-commit.md. */
 const ONE_SEGMENT = 1_200;
-const FRAMING = 250;
+const FRAMING = 350;
 
 /**
  * Whether the guard's answer has to be read before the transaction is sent, because both do not fit into one network
@@ -68,7 +68,7 @@ export function needsTwoSteps(request: CommitRequest): boolean {
   const { owners, guarded, fence } = namesOf(request);
   const size = (names: readonly string[]) =>
     names.reduce((sum, name) => sum + Buffer.byteLength(name) + 8, 0);
-  return FRAMING + GUARD.text.length + 2 * size(guarded) + size(owners) + 2 * size([fence]) > ONE_SEGMENT;
+  return FRAMING + GUARD.text.length + 3 * size(guarded) + size(owners) + 2 * size([fence]) > ONE_SEGMENT;
 }
 
 /**
@@ -127,13 +127,18 @@ export async function sendCommit(
       return [[error as Error]];
     }
   };
-  let results = twoSteps ? await send(guard) : [];
-  if (twoSteps && !hasPassed(results)) {
-    drop(redis); // rather than UNWATCH: it is rare
-    const error = results[WATCH_AT]?.[0] ?? results[GUARD_AT]?.[0];
-    return error ? { outcome: 'refused', error, failures: [] } : { outcome: 'lost' };
+  let results: readonly Result[];
+  if (twoSteps) {
+    const passed = await send(guard);
+    if (!hasPassed(passed)) {
+      drop(redis); // rather than UNWATCH: it is rare
+      const error = passed[WATCH_AT]?.[0] ?? passed[GUARD_AT]?.[0];
+      return error ? { outcome: 'refused', error, failures: [] } : { outcome: 'lost' };
+    }
+    results = [...passed, ...(await send(transaction))];
+  } else {
+    results = await send(transaction);
   }
-  results = [...results, ...(await send(transaction))];
   const answer = read(results, keep, late);
   if (answer.outcome === 'unanswered' || (answer.outcome === 'refused' && !isExecAbort(answer.error)))
     drop(redis);
@@ -141,15 +146,16 @@ export async function sendCommit(
 }
 
 function namesOf({ claim, alsoHeld }: CommitRequest) {
-  const owned = [claim, ...alsoHeld].flatMap(({ token, keys }) =>
-    keys.map(({ owner }) => ({ owner, token })),
-  );
+  const [owners, guarded]: [string[], string[]] = [[], []];
+  for (const { token, keys } of [claim, ...alsoHeld]) {
+    for (const { owner } of keys) {
+      owners.push(token);
+      guarded.push(owner);
+    }
+  }
   const fence = claim.keys[0]?.fence ?? '';
-  return {
-    owners: owned.map(({ token }) => token),
-    guarded: [...owned.map(({ owner }) => owner), fence],
-    fence,
-  };
+  guarded.push(fence);
+  return { owners, guarded, fence };
 }
 
 function hasPassed(results: readonly Result[]): boolean {

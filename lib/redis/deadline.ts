@@ -14,7 +14,16 @@ export function within<T>(ms: number, promise: Promise<T>): Promise<T> {
       Math.min(ms, MAX_TIMER_DELAY),
     );
     timer.unref();
-    promise.then(resolve, reject).finally(() => clearTimeout(timer));
+    promise.then(
+      (value) => {
+        clearTimeout(timer);
+        resolve(value);
+      },
+      (error: unknown) => {
+        clearTimeout(timer);
+        reject(error as Error);
+      },
+    );
   });
 }
 

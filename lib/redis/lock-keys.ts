@@ -55,9 +55,15 @@ export function normaliseResources(resource: Resource): readonly string[] {
   return [...new Set(names as string[])].sort();
 }
 
+export function resourcesOf(keys: readonly ResourceKeys[]): string[] {
+  return keys.map(({ resource }) => resource);
+}
+
 /** KEYS of most scripts: owner, queue, fence of one resource after the other. */
 export function triples(keys: readonly ResourceKeys[]): string[] {
-  return keys.flatMap(({ owner, queue, fence }) => [owner, queue, fence]);
+  const names: string[] = [];
+  for (const { owner, queue, fence } of keys) names.push(owner, queue, fence);
+  return names;
 }
 
 /**

@@ -8,6 +8,7 @@ import {
 } from '../errors/lock.errors.js';
 import type { Lease } from '../lock/lease.js';
 import type { Lock } from '../lock/lock.js';
+import { resourcesOf } from '../redis/lock-keys.js';
 import type { ResourceKeys } from '../redis/lock-keys.js';
 import type { RedisClient } from '../redis/redis-client.js';
 import { LockContext } from './lock-context.js';
@@ -21,34 +22,37 @@ export interface Grant {
   readonly lease: Lease;
 }
 
-export interface ScopeParts {
-  /** The lock service it belongs to: scopes of different ones never join. */
+/** What all scopes of a lock service have in common. */
+export interface ScopeHost {
+  /** The lock service: scopes of different ones never join. */
   readonly service: object;
-  /** What the work asked for. */
-  readonly keys: readonly ResourceKeys[];
-  /** The lock that the work is given: of the first resource it asked for. */
-  readonly grant: Grant;
-  /** Locks of outer scopes that it relies on as well: its commits need them to be held. */
-  readonly borrowed: readonly Grant[];
   readonly redis: RedisClient;
   readonly knownCommands: ReadonlySet<string>;
-  /** Whether the work has a `multi`. */
-  readonly transaction: boolean;
   /** Applies commands now, under the lock and what it relies on, and keeps them. Ends the watch. */
-  readonly commitNow: (
+  commitNow(
+    lease: Lease,
+    reliedOn: readonly Lease[],
     commands: readonly QueuedCommand[],
-    borrowed: readonly Lease[],
     watch: Watch | undefined,
-  ) => Promise<unknown[]>;
+  ): Promise<unknown[]>;
   /** @param held connections of outer scopes that watch */
-  readonly openWatch: (held: number) => Watch;
+  openWatch(lease: Lease, held: number): Watch;
   /** Told of the error of a commit listener: what was committed stays committed. */
-  readonly onListenerError: (error: unknown) => void;
+  onListenerError(error: unknown): void;
+}
+
+/** Where work runs: what it asked for, and in which scopes. */
+export interface Setting {
+  readonly keys: readonly ResourceKeys[];
+  /** Locks of outer scopes that it relies on as well: its commits need them to be held. */
+  readonly borrowed: readonly Grant[];
   /** The open scope whose code runs this one. */
   readonly outer: LockScope | undefined;
   /** Scopes in which it is on a visit: it has its turn there, and must not wait for it again. */
   readonly visited: readonly LockScope[];
 }
+
+const NONE: readonly never[] = [];
 
 type CommitListener = (replies: unknown[]) => unknown;
 
@@ -66,13 +70,17 @@ export interface Visit {
  * ended well, or nowhere.
  */
 export class LockScope extends LockContext {
-  readonly #parts: ScopeParts;
+  readonly #host: ScopeHost;
+  readonly #setting: Setting;
+  readonly #grant: Grant;
+  readonly #transaction: boolean;
   readonly #joined: LockScope | undefined;
   readonly #queue: CommandQueue;
-  readonly #visits = new Set<Promise<void>>();
-  readonly #borrowed: Set<Grant>;
-  readonly #listeners: CommitListener[] = [];
-  #lastTurn: Promise<void> = Promise.resolve();
+  /** Made when needed, as most of what follows: most scopes have none. */
+  #visits: Set<Promise<void>> | undefined;
+  #lastTurn: Promise<void> | undefined;
+  #borrowed: Set<Grant> | undefined;
+  #listeners: CommitListener[] | undefined;
   #isOpen = true;
   /** Commits that were applied or may have been, and what else must not happen twice. */
   #commits = 0;
@@ -80,12 +88,19 @@ export class LockScope extends LockContext {
   /** What its commits so far, and its watch(), were refused with. */
   #refusals: Refusal[] | undefined;
 
-  constructor(parts: ScopeParts, joined?: LockScope) {
+  /**
+   * @param grant the lock that the work is given: of the first resource it asked for
+   * @param transaction whether the work has a `multi`
+   */
+  constructor(host: ScopeHost, grant: Grant, setting: Setting, transaction: boolean, joined?: LockScope) {
     super();
-    this.#parts = parts;
+    this.#host = host;
+    this.#setting = setting;
+    this.#grant = grant;
+    this.#transaction = transaction;
     this.#joined = joined;
-    this.#borrowed = new Set(parts.borrowed);
-    this.#queue = new CommandQueue(parts.knownCommands, resourcesOf(parts), () => this.#assertOpen());
+    if (setting.borrowed.length > 0) this.#borrowed = new Set(setting.borrowed);
+    this.#queue = new CommandQueue(host.knownCommands, setting.keys, () => this.#assertOpen());
     // Work takes its context apart: `({ multi, key }) => ..`
     this.key = this.key.bind(this);
     this.watch = this.watch.bind(this);
@@ -95,7 +110,7 @@ export class LockScope extends LockContext {
 
   get lock(): Lock {
     this.#assertOpen();
-    return this.#parts.grant.lock;
+    return this.#grant.lock;
   }
 
   get signal(): AbortSignal {
@@ -108,7 +123,7 @@ export class LockScope extends LockContext {
 
   get redis(): RedisClient {
     this.#assertOpen();
-    return this.#parts.redis;
+    return this.#host.redis;
   }
 
   get multi(): LockTransaction {
@@ -118,7 +133,7 @@ export class LockScope extends LockContext {
 
   key(...parts: (string | number)[]): string {
     this.#assertOpen();
-    return [`{${this.#parts.keys[0]?.tag}}`, ...parts].join(':');
+    return [`{${this.#setting.keys[0]?.tag}}`, ...parts].join(':');
   }
 
   async watch(...keys: string[]): Promise<void> {
@@ -127,7 +142,7 @@ export class LockScope extends LockContext {
       throw new LockConfigurationError('watch() needs keys, each a string that is not empty');
     }
     const committer = this.#committer;
-    committer.#watch ??= this.#parts.openWatch(watchersAround(committer));
+    committer.#watch ??= this.#host.openWatch(this.#root.#grant.lease, watchersAround(committer));
     await committer.noteRefusal(committer.#watch.add(keys));
   }
 
@@ -149,7 +164,7 @@ export class LockScope extends LockContext {
 
   afterCommit(listener: CommitListener): void {
     this.#assertOpen();
-    this.#listeners.push(listener);
+    (this.#listeners ??= []).push(listener);
   }
 
   get isOpen(): boolean {
@@ -158,30 +173,28 @@ export class LockScope extends LockContext {
 
   /** The next open scope around this one. */
   get outer(): LockScope | undefined {
-    let { outer } = this.#parts;
-    while (outer && !outer.isOpen) outer = outer.#parts.outer;
+    let { outer } = this.#setting;
+    while (outer && !outer.isOpen) outer = outer.#setting.outer;
     return outer;
   }
 
   get visited(): readonly LockScope[] {
-    return this.#parts.visited;
+    return this.#setting.visited;
   }
 
   get grant(): Grant {
-    return this.#parts.grant;
+    return this.#grant;
   }
 
   /** Locks of other scopes that its commits rely on. */
   get borrowed(): readonly Grant[] {
-    return [...this.#borrowed];
+    return this.#borrowed ? [...this.#borrowed] : NONE;
   }
 
   /** The lock with that owner key, if code in this scope has it, in this service. */
   grantOf(service: object, ownerKey: string): Grant | undefined {
-    if (service !== this.#parts.service) return undefined;
-    return [this.#parts.grant, ...this.#borrowed].find(({ lease }) =>
-      lease.keys.some(({ owner }) => owner === ownerKey),
-    );
+    if (service !== this.#host.service) return undefined;
+    return this.#reliedOn().find(({ lease }) => lease.keys.some(({ owner }) => owner === ownerKey));
   }
 
   /** Whether anything was applied, or may have been: then the work must not run again. */
@@ -216,20 +229,19 @@ export class LockScope extends LockContext {
   }
 
   /** A scope for work inside of this one, on locks that it has. */
-  join(
-    parts: Pick<ScopeParts, 'keys' | 'grant' | 'borrowed' | 'outer' | 'visited' | 'transaction'>,
-  ): LockScope {
-    return new LockScope({ ...this.#parts, ...parts }, this);
+  join(grant: Grant, setting: Setting, transaction: boolean): LockScope {
+    return new LockScope(this.#host, grant, setting, transaction, this);
   }
 
   /** From now on the scope does not end before the visitor has left. Its turn comes when it takes it. */
   visit(): Visit {
     let leave = () => undefined as void;
     const left = new Promise<void>((resolve) => (leave = resolve));
-    this.#visits.add(left);
-    void left.then(() => this.#visits.delete(left));
+    const visits = (this.#visits ??= new Set());
+    visits.add(left);
+    void left.then(() => visits.delete(left));
     const takeTurn = () => {
-      const turn = this.#lastTurn;
+      const turn = this.#lastTurn ?? Promise.resolve();
       this.#lastTurn = Promise.all([turn, left]).then(() => undefined);
       return turn;
     };
@@ -238,7 +250,7 @@ export class LockScope extends LockContext {
 
   /** Closes the scope to the work, after the last visitor has left. */
   async end(): Promise<void> {
-    while (this.#visits.size > 0) await Promise.all(this.#visits);
+    while (this.#visits && this.#visits.size > 0) await Promise.all(this.#visits);
     this.#isOpen = false;
   }
 
@@ -264,7 +276,7 @@ export class LockScope extends LockContext {
     if (joined && this.#committer !== this) {
       joined.#queue.add(commands);
       for (const grant of this.#reliedOn()) joined.#borrow(grant);
-      joined.#listeners.push(...this.#listeners);
+      if (this.#listeners) (joined.#listeners ??= []).push(...this.#listeners);
     } else if (commands.length > 0) {
       await this.#commitNow(commands);
     }
@@ -276,7 +288,7 @@ export class LockScope extends LockContext {
       try {
         await listener(replies);
       } catch (error) {
-        this.#parts.onListenerError(error);
+        this.#host.onListenerError(error);
       }
     }
   }
@@ -290,7 +302,9 @@ export class LockScope extends LockContext {
     const committer = this.#committer;
     let replies: unknown[];
     try {
-      const applied = this.#parts.commitNow(commands, this.#leasesReliedOn(), committer.takeWatch());
+      const { lease } = this.#root.#grant;
+      const watch = committer.takeWatch();
+      const applied = this.#host.commitNow(lease, this.#leasesReliedOn(), commands, watch);
       replies = await committer.noteRefusal(applied);
     } catch (error) {
       if (wasNothingApplied(error)) this.#countCommit(-1);
@@ -303,7 +317,12 @@ export class LockScope extends LockContext {
   /** The scope whose end commits what is queued here: the outermost one that it joined and that has a `multi`. */
   get #committer(): LockScope {
     const joined = this.#joined;
-    return joined && joined.#parts.transaction ? joined.#committer : this;
+    return joined && joined.#transaction ? joined.#committer : this;
+  }
+
+  /** The one that holds the lock. */
+  get #root(): LockScope {
+    return this.#joined ? this.#joined.#root : this;
   }
 
   /** Passes on what becomes of a commit, and remembers what it was refused with. */
@@ -318,18 +337,18 @@ export class LockScope extends LockContext {
 
   #assertTransaction(what: string): void {
     this.#assertOpen();
-    if (this.#parts.transaction) return;
+    if (this.#transaction) return;
     throw new LockScopeError(`There is no ${what} here: the lock was taken with transaction: false`, {
-      resources: resourcesOf(this.#parts),
+      resources: resourcesOf(this.#setting.keys),
     });
   }
 
   #borrow(grant: Grant): void {
-    if (grant !== this.#parts.grant) this.#borrowed.add(grant);
+    if (grant !== this.#grant) (this.#borrowed ??= new Set()).add(grant);
   }
 
   #reliedOn(): readonly Grant[] {
-    return [this.#parts.grant, ...this.#borrowed];
+    return [this.#grant, ...this.borrowed];
   }
 
   /** All leases that have to be held for a commit from here; the one it is sent under may be among them. */
@@ -345,19 +364,15 @@ export class LockScope extends LockContext {
 
   #allListeners(): CommitListener[] {
     const outer = this.#joined ? this.#joined.#allListeners() : [];
-    return [...outer, ...this.#listeners];
+    return this.#listeners ? [...outer, ...this.#listeners] : outer;
   }
 
   #assertOpen(): void {
     if (this.#isOpen) return;
     throw new LockScopeError('The lock scope has ended: its LockContext cannot be used any more', {
-      resources: resourcesOf(this.#parts),
+      resources: resourcesOf(this.#setting.keys),
     });
   }
-}
-
-function resourcesOf({ keys }: ScopeParts): string[] {
-  return keys.map(({ resource }) => resource);
 }
 
 /** How many scopes have a connection that watches, from this one outwards. */

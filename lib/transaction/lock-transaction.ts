@@ -1,5 +1,7 @@
 import type { RedisCommander } from 'ioredis';
 import { LockTransactionError } from '../errors/lock.errors.js';
+import { resourcesOf } from '../redis/lock-keys.js';
+import type { ResourceKeys } from '../redis/lock-keys.js';
 
 /** A command that was queued: what ioredis would be called with. */
 export interface QueuedCommand {
@@ -48,7 +50,7 @@ const refused: ReadonlySet<string> = new Set(REFUSED_COMMANDS);
  */
 export class CommandQueue {
   readonly #known: ReadonlySet<string>;
-  readonly #resources: readonly string[];
+  readonly #keys: readonly ResourceKeys[];
   #commands: QueuedCommand[] = [];
   #doom: LockTransactionError | undefined;
 
@@ -56,9 +58,9 @@ export class CommandQueue {
   readonly multi: LockTransaction;
 
   /** @param known names of the commands that ioredis has, in lower case */
-  constructor(known: ReadonlySet<string>, resources: readonly string[], assertOpen: () => void) {
+  constructor(known: ReadonlySet<string>, keys: readonly ResourceKeys[], assertOpen: () => void) {
     this.#known = known;
-    this.#resources = resources;
+    this.#keys = keys;
     const queue = new Proxy(Object.create(null) as object, {
       get: (_target, name) => {
         if (typeof name === 'symbol') return undefined; // looked at by loggers and test runners
@@ -119,7 +121,7 @@ export class CommandQueue {
   #refuse(message: string): LockTransactionError {
     this.#doom ??= new LockTransactionError(`${message}; nothing was applied`, {
       applied: 'none',
-      resources: this.#resources,
+      resources: resourcesOf(this.#keys),
     });
     return this.#doom;
   }

@@ -9,7 +9,7 @@ import type { Release } from '../redis/lock-store.js';
 import type { GuardedCommit } from './guarded-commit.js';
 import type { LockContext } from './lock-context.js';
 import { LockScope } from './lock-scope.js';
-import type { Grant, Refusal, ScopeParts } from './lock-scope.js';
+import type { Grant, Refusal, ScopeHost, Setting } from './lock-scope.js';
 import type { LockScopes } from './lock-scopes.js';
 import type { QueuedCommand } from './lock-transaction.js';
 import type { Watch } from './watch.js';
@@ -24,9 +24,6 @@ export type RunOutcome<T> = { readonly result: T } | { readonly refused: Refusal
 export interface Retries {
   left: number;
 }
-
-/** Where work runs: what it asked for, and in which scopes. */
-export type Setting = Pick<ScopeParts, 'keys' | 'borrowed' | 'outer' | 'visited'>;
 
 export interface LockedWorkParts {
   /** Whose locks these are. */
@@ -47,9 +44,20 @@ const MAX_JITTER = 200;
 /** Runs work under locks: the one place where scopes begin and end. */
 export class LockedWork {
   readonly #parts: LockedWorkParts;
+  readonly #host: ScopeHost;
 
   constructor(parts: LockedWorkParts) {
+    const { service, redis, knownCommands, openWatch, logger } = parts;
     this.#parts = parts;
+    this.#host = {
+      service,
+      redis,
+      knownCommands,
+      openWatch,
+      commitNow: (...commit) => this.#commitNow(...commit),
+      onListenerError: (error) =>
+        logger.error('A commit listener failed after its commit was applied', error),
+    };
   }
 
   /**
@@ -67,20 +75,8 @@ export class LockedWork {
     retries: Retries,
   ): Promise<RunOutcome<T>> {
     const { lease } = grant;
-    const { service, redis, knownCommands, openWatch, logger } = this.#parts;
-    const open = () =>
-      new LockScope({
-        ...setting,
-        service,
-        grant,
-        redis,
-        knownCommands,
-        transaction: options.transaction ?? true,
-        commitNow: (commands, reliedOn, watch) => this.#commitNow(lease, reliedOn, commands, watch),
-        openWatch: (held) => openWatch(lease, held),
-        onListenerError: (error) =>
-          logger.error('A commit listener failed after its commit was applied', error),
-      });
+    const transaction = options.transaction ?? true;
+    const open = () => new LockScope(this.#host, grant, setting, transaction);
     try {
       return await this.#rerunOnConflict(lease, retries, open, async (scope) => {
         const result = await this.#runIn(scope, work);
@@ -116,7 +112,7 @@ export class LockedWork {
       (each) => each !== grant,
     );
     const transaction = options.transaction ?? true;
-    const open = () => scope.join({ ...setting, grant, borrowed, transaction });
+    const open = () => scope.join(grant, { ...setting, borrowed }, transaction);
     const outcome = await this.#rerunOnConflict(scope.grant.lease, retries, open, async (inner) => {
       const result = await this.#runIn(inner, work);
       await inner.handIn();
@@ -170,8 +166,9 @@ export class LockedWork {
     const alsoHeld = scope.borrowed.map((borrowed) => borrowed.lease);
     const order = { lease, alsoHeld, commands, keep, watch: scope.takeWatch() };
     const { replies } = await scope.noteRefusal(this.#parts.commits.commit(order));
-    if (replies) await scope.reportCommit(replies);
-    else if (scope.isListenedTo) throw repliesLost(resources);
+    if (!scope.isListenedTo) return;
+    if (replies === undefined) throw repliesLost(resources);
+    await scope.reportCommit(replies);
   }
 
   async #runIn<T>(scope: LockScope, work: Work<T>): Promise<T> {

@@ -5,7 +5,7 @@ import { CommandQueue } from '../../lib/transaction/lock-transaction.js';
 const queueOf = () =>
   new CommandQueue(
     new Set(['set', 'setBuffer', 'incr', 'discard', 'select', 'subscribe']),
-    ['r'],
+    [],
     () => undefined,
   );
 type Loose = Record<string, (...args: unknown[]) => unknown>;
