@@ -20,7 +20,7 @@ import { normaliseResources, resourceKeys, resourcesOf } from '../redis/lock-key
 import type { ResourceKeys } from '../redis/lock-keys.js';
 import { LockStore } from '../redis/lock-store.js';
 import { GuardedCommit } from '../transaction/guarded-commit.js';
-import type { Grant, Setting } from '../transaction/lock-scope.js';
+import type { Grant, LockScope, Setting } from '../transaction/lock-scope.js';
 import type { LockContext } from '../transaction/lock-context.js';
 import type { LockScopes } from '../transaction/lock-scopes.js';
 import type { LockTransaction } from '../transaction/lock-transaction.js';
@@ -30,6 +30,7 @@ import { takeTurns } from '../transaction/take-turns.js';
 import { Watch } from '../transaction/watch.js';
 import { Acquirer } from './acquirer.js';
 import { HandOverWatch } from './hand-over-watch.js';
+import { InFlight } from './in-flight.js';
 import { Lease } from './lease.js';
 import { LeaseKeeper } from './lease-keeper.js';
 import { Lock } from './lock.js';
@@ -57,8 +58,8 @@ export class LockService
   readonly #scopes: LockScopes;
   readonly #work: LockedWork;
   readonly #logger = new Logger(LockService.name);
-  readonly #running = new Set<Promise<unknown>>();
-  readonly #granting = new Set<Promise<unknown>>();
+  readonly #running = new InFlight();
+  readonly #granting = new InFlight();
   #refused: 'nothing' | 'outside of scopes' | 'everything' = 'nothing';
   #closed: Promise<void> | undefined;
   #lastKeys: { resource: string; slot: string | undefined; keys: readonly ResourceKeys[] } | undefined;
@@ -162,12 +163,16 @@ export class LockService
     if (typeof work !== 'function') {
       throw new LockConfigurationError(`withLock needs a function to run under the lock; got ${typeof work}`);
     }
-    const run = this.#runLocked(this.#keysOf(resource, options.slot), options, work);
-    this.#running.add(run);
+    const keys = this.#keysOf(resource, options.slot);
+    const retries = { left: options.retries ?? DEFAULT_RETRIES };
+    const outer = this.#scopes.innermostOpen;
+    this.#running.begin();
     try {
-      return await run;
+      if (outer) return await this.#runInside(outer, keys, options, work, retries);
+      const setting = { keys, borrowed: [], outer, visited: [] };
+      return await this.#runUntilCommitted(keys, setting, options, work, retries);
     } finally {
-      this.#running.delete(run);
+      this.#running.end();
     }
   }
 
@@ -188,7 +193,7 @@ export class LockService
   async beforeApplicationShutdown(): Promise<void> {
     await this.onModuleDestroy();
     const { shutdownTimeout } = this.#options;
-    await within(shutdownTimeout, this.#allEnded()).catch(() => {
+    await within(shutdownTimeout, this.#running.drained()).catch(() => {
       this.#logger.warn(`Work under locks still ran after ${shutdownTimeout} ms`);
     });
   }
@@ -204,15 +209,11 @@ export class LockService
     return this.#closed !== undefined;
   }
 
-  async #allEnded(): Promise<void> {
-    while (this.#running.size > 0) await Promise.allSettled(this.#running);
-  }
-
   async #close(): Promise<void> {
     this.#refused = 'everything';
     await this.#room.close(true);
     // What is granted from here on gives itself back; then nothing more can come, or it ends with its lease.
-    await within(this.#options.commandTimeout, Promise.allSettled(this.#granting)).catch(() => undefined);
+    await within(this.#options.commandTimeout, this.#granting.drained()).catch(() => undefined);
     await Promise.all([...this.#keeper.leases].map((lease) => this.#keeper.revoke(lease)));
     this.#keeper.close();
     this.#handOvers.close();
@@ -241,18 +242,14 @@ export class LockService
     return (await this.#grant(missing, options)).lock;
   }
 
-  async #runLocked<T>(keys: readonly ResourceKeys[], options: WithLockOptions, work: Work<T>): Promise<T> {
-    const retries = { left: options.retries ?? DEFAULT_RETRIES };
-    const outer = this.#scopes.innermostOpen;
-    if (outer === undefined) {
-      return this.#runUntilCommitted(
-        keys,
-        { keys, borrowed: [], outer, visited: [] },
-        options,
-        work,
-        retries,
-      );
-    }
+  /** Takes its turn in the scopes that have what it wants, and joins them, or takes what is missing. */
+  async #runInside<T>(
+    outer: LockScope,
+    keys: readonly ResourceKeys[],
+    options: WithLockOptions,
+    work: Work<T>,
+    retries: Retries,
+  ): Promise<T> {
     const { grants, missing, joinable, path } = this.#scopes.held(this, keys);
     // Said at once, so that none of these scopes ends before; then one after the other, in everybody's order.
     const visits = path.map((scope) => scope.visit());
@@ -293,50 +290,44 @@ export class LockService
     }
   }
 
-  /** Remembered until it has ended, so that closing can wait for it. */
   async #grant(keys: readonly ResourceKeys[], options: AcquireOptions): Promise<Grant> {
-    const grant = this.#takeGrant(keys, options);
-    this.#granting.add(grant);
+    this.#granting.begin();
     try {
-      return await grant;
-    } finally {
-      this.#granting.delete(grant);
-    }
-  }
-
-  async #takeGrant(keys: readonly ResourceKeys[], options: AcquireOptions): Promise<Grant> {
-    const { signal, minHold = 0 } = options;
-    const nested = this.#scopes.innermostOpen !== undefined;
-    this.#assertWanted(keys, signal, nested);
-    const ttl = options.ttl ?? this.#options.ttl;
-    const wait = options.wait ?? this.#options.wait;
-    const autoExtend = options.autoExtend ?? this.#options.autoExtend;
-    const maxHold = options.maxHold ?? this.#options.maxHold;
-    const { maxWaiters } = this.#options;
-    const patience = { until: performance.now() + wait, maxWaiters, signal, nested };
-    const granted = await this.#acquirer.acquire(keys, ttl, wait > 0 ? patience : undefined);
-    const { claim, fencingTokens, acquired } = granted;
-    const lease = new Lease(claim.token, keys, fencingTokens, {
-      acquired,
-      ttl,
-      autoExtend,
-      maxHold,
-      minHold,
-    });
-    try {
+      const { signal, minHold = 0 } = options;
+      const nested = this.#scopes.innermostOpen !== undefined;
       this.#assertWanted(keys, signal, nested);
-      if (lease.remaining <= 0) {
-        throw new LockUnavailableError(`The lease of ${ttl} ms was over before Redis' answer was there`, {
-          resources: resourcesOf(keys),
-        });
+      const ttl = options.ttl ?? this.#options.ttl;
+      const wait = options.wait ?? this.#options.wait;
+      const autoExtend = options.autoExtend ?? this.#options.autoExtend;
+      const maxHold = options.maxHold ?? this.#options.maxHold;
+      const { maxWaiters } = this.#options;
+      const patience = { until: performance.now() + wait, maxWaiters, signal, nested };
+      const granted = await this.#acquirer.acquire(keys, ttl, wait > 0 ? patience : undefined);
+      const { claim, fencingTokens, acquired } = granted;
+      const lease = new Lease(claim.token, keys, fencingTokens, {
+        acquired,
+        ttl,
+        autoExtend,
+        maxHold,
+        minHold,
+      });
+      try {
+        this.#assertWanted(keys, signal, nested);
+        if (lease.remaining <= 0) {
+          throw new LockUnavailableError(`The lease of ${ttl} ms was over before Redis' answer was there`, {
+            resources: resourcesOf(keys),
+          });
+        }
+      } catch (error) {
+        this.#store.giveBack(lease, ttl);
+        throw error;
       }
-    } catch (error) {
-      this.#store.giveBack(lease, ttl);
-      throw error;
+      const lock = Lock.of(lease, this.#keeper);
+      this.#keeper.keep(lease);
+      return { lease, lock };
+    } finally {
+      this.#granting.end();
     }
-    const lock = Lock.of(lease, this.#keeper);
-    this.#keeper.keep(lease);
-    return { lease, lock };
   }
 
   /** @throws LockNotAcquiredError when the application closes, or the caller has aborted */

@@ -113,17 +113,17 @@ export async function sendCommit(
 
   let late: Error | undefined;
   const send = async (pipeline: ChainableCommander): Promise<readonly Result[]> => {
+    let replies: Promise<Result[]> | undefined;
     try {
-      const replies = pipeline.exec() as Promise<Result[]>;
-      return await within(timeout, replies).catch((error: Error) => {
-        if (!(error instanceof DeadlineError)) throw error;
-        late = error;
-        drop(redis); // settles every reply that is still missing
-        return replies;
-      });
+      replies = pipeline.exec() as Promise<Result[]>;
+      return await within(timeout, replies);
     } catch (error) {
+      drop(redis); // settles every reply that is still missing
+      if (error instanceof DeadlineError && replies) {
+        late = error;
+        return replies;
+      }
       // ioredis could not write it: what it wrote down as sent was not, and every later reply would be misread.
-      drop(redis);
       return [[error as Error]];
     }
   };

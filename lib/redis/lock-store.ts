@@ -77,13 +77,11 @@ export class LockStore {
 
   /** All of the claim or nothing. A grant whose reply is late or lost is given back, see {@link giveBack}. */
   async acquire(claim: Claim, ttl: number): Promise<AcquireReply> {
-    const reply = this.#runner
-      .run(ACQUIRE, triples(claim.keys), [claim.token, '', 0, ''])
-      .then(decodeAcquire);
+    const reply = this.#runner.run(ACQUIRE, triples(claim.keys), [claim.token, '', 0, '']);
     try {
-      return await this.#runner.bounded(reply, claim.keys);
+      return decodeAcquire(await this.#runner.bounded(reply, claim.keys));
     } catch (error) {
-      this.giveBack(claim, ttl, reply);
+      this.giveBack(claim, ttl, reply.then(decodeAcquire));
       throw error;
     }
   }

@@ -78,7 +78,9 @@ export class GuardedCommit {
     try {
       const fencingToken = lease.fencingTokens[0] ?? 0;
       const request = { claim: lease, fencingToken, alsoHeld, number: ++lease.commits, commands, keep };
-      return await this.#interpret(order, request, await this.#send(order, request));
+      const answer = await this.#send(order, request);
+      if (answer.outcome === 'unanswered') return await this.#settle(order, request, answer.error);
+      return this.#conclude(order, answer);
     } finally {
       lease.committing = undefined;
       ended();
@@ -143,8 +145,10 @@ export class GuardedCommit {
     }
   }
 
-  async #interpret(order: CommitOrder, request: CommitRequest, answer: CommitAnswer): Promise<Committed> {
-    const { lease, commands, keep, watch } = order;
+  #conclude(
+    { lease, commands, keep, watch }: CommitOrder,
+    answer: Exclude<CommitAnswer, { outcome: 'unanswered' }>,
+  ): Committed {
     const { resources } = lease;
     switch (answer.outcome) {
       case 'applied':
@@ -172,8 +176,6 @@ export class GuardedCommit {
           resources,
           cause: answer.error,
         });
-      case 'unanswered':
-        return this.#settle(order, request, answer.error);
     }
   }
 

@@ -143,7 +143,11 @@ export class LockScope extends LockContext {
     }
     const committer = this.#committer;
     committer.#watch ??= this.#host.openWatch(this.#root.#grant.lease, watchersAround(committer));
-    await committer.noteRefusal(committer.#watch.add(keys));
+    try {
+      await committer.#watch.add(keys);
+    } catch (error) {
+      throw committer.noteRefusal(error);
+    }
   }
 
   async commit(): Promise<unknown[]> {
@@ -248,10 +252,11 @@ export class LockScope extends LockContext {
     return { scope: this, takeTurn, leave };
   }
 
-  /** Closes the scope to the work, after the last visitor has left. */
-  async end(): Promise<void> {
-    while (this.#visits && this.#visits.size > 0) await Promise.all(this.#visits);
+  /** Closes the scope to the work: at once, or after the last visitor has left. */
+  end(): Promise<void> | undefined {
+    if (this.#visits && this.#visits.size > 0) return this.#endAfter(this.#visits);
     this.#isOpen = false;
+    return undefined;
   }
 
   /** @throws LockTransactionError when something was refused */
@@ -304,11 +309,10 @@ export class LockScope extends LockContext {
     try {
       const { lease } = this.#root.#grant;
       const watch = committer.takeWatch();
-      const applied = this.#host.commitNow(lease, this.#leasesReliedOn(), commands, watch);
-      replies = await committer.noteRefusal(applied);
+      replies = await this.#host.commitNow(lease, this.#leasesReliedOn(), commands, watch);
     } catch (error) {
       if (wasNothingApplied(error)) this.#countCommit(-1);
-      throw error;
+      throw committer.noteRefusal(error);
     }
     await this.reportCommit(replies);
     return replies;
@@ -325,14 +329,10 @@ export class LockScope extends LockContext {
     return this.#joined ? this.#joined.#root : this;
   }
 
-  /** Passes on what becomes of a commit, and remembers what it was refused with. */
-  async noteRefusal<T>(commit: Promise<T>): Promise<T> {
-    try {
-      return await commit;
-    } catch (error) {
-      if (isRefusal(error)) (this.#refusals ??= []).push(error);
-      throw error;
-    }
+  /** Remembers what a commit was refused with; answers with the same error. */
+  noteRefusal(error: unknown): unknown {
+    if (isRefusal(error)) (this.#refusals ??= []).push(error);
+    return error;
   }
 
   #assertTransaction(what: string): void {
@@ -341,6 +341,11 @@ export class LockScope extends LockContext {
     throw new LockScopeError(`There is no ${what} here: the lock was taken with transaction: false`, {
       resources: resourcesOf(this.#setting.keys),
     });
+  }
+
+  async #endAfter(visits: ReadonlySet<Promise<void>>): Promise<void> {
+    while (visits.size > 0) await Promise.all(visits);
+    this.#isOpen = false;
   }
 
   #borrow(grant: Grant): void {

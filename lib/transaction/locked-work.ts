@@ -78,13 +78,10 @@ export class LockedWork {
     const transaction = options.transaction ?? true;
     const open = () => new LockScope(this.#host, grant, setting, transaction);
     try {
-      return await this.#rerunOnConflict(lease, retries, open, async (scope) => {
-        const result = await this.#runIn(scope, work);
-        await this.#commitAtEnd(scope, lease, options);
-        return result;
-      });
+      const commit = (scope: LockScope) => this.#commitAtEnd(scope, lease, options);
+      return await this.#rerunOnConflict(lease, retries, open, work, commit);
     } finally {
-      await this.#release(lease);
+      if (lease.state === 'held') await this.#release(lease);
     }
   }
 
@@ -113,29 +110,28 @@ export class LockedWork {
     );
     const transaction = options.transaction ?? true;
     const open = () => scope.join(grant, { ...setting, borrowed }, transaction);
-    const outcome = await this.#rerunOnConflict(scope.grant.lease, retries, open, async (inner) => {
-      const result = await this.#runIn(inner, work);
-      await inner.handIn();
-      return result;
-    });
+    const handIn = (inner: LockScope) => inner.handIn();
+    const outcome = await this.#rerunOnConflict(scope.grant.lease, retries, open, work, handIn);
     if ('refused' in outcome) throw outcome.refused;
     return outcome.result;
   }
 
   /**
-   * @param attempt a run of the work in the scope it is given, to the end of its commit. It runs again if that was
-   * refused and nothing is applied.
+   * Runs the work in a scope of its own, and commits; again when that was refused and nothing is applied.
    */
   async #rerunOnConflict<T>(
     lease: Lease,
     retries: Retries,
     open: () => LockScope,
-    attempt: (scope: LockScope) => Promise<T>,
+    work: Work<T>,
+    commit: (scope: LockScope) => Promise<void>,
   ): Promise<RunOutcome<T>> {
     for (let jitter = FIRST_JITTER; ; jitter = Math.min(2 * jitter, MAX_JITTER)) {
       const scope = open();
       try {
-        return { result: await attempt(scope) };
+        const result = await this.#runIn(scope, work);
+        await commit(scope);
+        return { result };
       } catch (error) {
         if (!scope.isRefusal(error) || lease.state === 'released') throw error;
         if (error instanceof LockLostError) return { refused: error };
@@ -165,7 +161,12 @@ export class LockedWork {
     const keep = lease.minHoldLeft > 0; // released later
     const alsoHeld = scope.borrowed.map((borrowed) => borrowed.lease);
     const order = { lease, alsoHeld, commands, keep, watch: scope.takeWatch() };
-    const { replies } = await scope.noteRefusal(this.#parts.commits.commit(order));
+    let replies: unknown[] | undefined;
+    try {
+      ({ replies } = await this.#parts.commits.commit(order));
+    } catch (error) {
+      throw scope.noteRefusal(error);
+    }
     if (!scope.isListenedTo) return;
     if (replies === undefined) throw repliesLost(resources);
     await scope.reportCommit(replies);
@@ -173,13 +174,12 @@ export class LockedWork {
 
   async #runIn<T>(scope: LockScope, work: Work<T>): Promise<T> {
     try {
-      return await this.#parts.scopes.run(scope, async () => {
-        const returned = work(scope);
-        // `({ multi }) => multi.set(..)` returns the queue, which is nothing to wait for and no result.
-        return scope.isQueue(returned) ? (undefined as T) : await returned;
-      });
+      const returned = this.#parts.scopes.run(scope, () => work(scope));
+      // `({ multi }) => multi.set(..)` returns the queue, which is nothing to wait for and no result.
+      return scope.isQueue(returned) ? (undefined as T) : await returned;
     } finally {
-      await scope.end();
+      const ended = scope.end();
+      if (ended) await ended;
     }
   }
 
