@@ -57,8 +57,9 @@ const FIRST_QUEUED_AT = 3;
 const OWN_COMMANDS = 3;
 
 /** What has to reach Redis in one piece: the guard and the first commands behind MULTI; see docs/guarded-commit.md. */
-const ONE_SEGMENT = 1_200;
-const FRAMING = 350;
+const ONE_SEGMENT = 1_400;
+/** Bytes of them that are neither names nor the guard itself, the record of the commit included. */
+const FRAMING = 300;
 
 /**
  * Whether the guard's answer has to be read before the transaction is sent, because both do not fit into one network

@@ -13,14 +13,14 @@ import { script } from './script-parts.js';
  * A fence that was deleted under the lock is made anew, with an end; that refuses this EXEC too, and not the next.
  */
 export const GUARD = script(`
-  local fence, pass = KEYS[#KEYS], true
-  for i = 1, #KEYS - 1 do pass = pass and redis.pcall('GET', KEYS[i]) == ARGV[i + 3] end
-  local is = pass and redis.pcall('HMGET', fence, ARGV[2], 'last')
+  local try, fence, pass = redis.pcall, KEYS[#KEYS], true
+  for i = 1, #KEYS - 1 do pass = pass and try('GET', KEYS[i]) == ARGV[i + 3] end
+  local is = pass and try('HMGET', fence, ARGV[2], 'last')
   pass = pass and not is.err and is[1] ~= ARGV[1]
   if pass and is[2] then return 1 end
-  if pass then redis.pcall('HSET', fence, 'last', ARGV[3], 'since', ARGV[3]) end
-  redis.pcall('HSET', fence, 'guard', ARGV[1])
-  redis.pcall('PEXPIRE', fence, math.max(60000, tonumber(redis.pcall('PTTL', fence)) or 0)) -- of whatever type it is
+  if pass then try('HSET', fence, 'last', ARGV[3], 'since', ARGV[3]) end
+  try('HSET', fence, 'guard', ARGV[1])
+  try('PEXPIRE', fence, math.max(60000, tonumber(try('PTTL', fence)) or 0)) -- of whatever type it is
   return pass and 1 or 0
 `);
 
