@@ -105,7 +105,7 @@ export async function sendCommit(
   transaction.hset(fence, field, record);
   if (!keep) {
     const all = triples(claim.keys);
-    transaction.evalsha(RELEASE.sha, all.length, ...all, claim.token);
+    transaction.evalsha(RELEASE.sha, all.length, ...all, all.length, claim.token);
   }
   for (const { method, args } of commands) {
     (transaction as unknown as Record<string, (...args: readonly unknown[]) => unknown>)[method]?.(...args);
@@ -185,7 +185,8 @@ function read(results: readonly Result[], keep: boolean, late: Error | undefined
     const replies = exec.slice(own) as unknown[];
     if (!hasPassed(results))
       return { outcome: 'unguarded', replies, error: watchError ?? guardError ?? undefined };
-    const released: unknown = keep ? undefined : exec[OWN_COMMANDS];
+    const answers: unknown = keep ? undefined : exec[OWN_COMMANDS];
+    const released: unknown = Array.isArray(answers) ? answers[0] : undefined;
     const handedOver = Array.isArray(released) ? (released.slice(1) as (string | number)[]) : undefined;
     return { outcome: 'applied', replies, handedOver };
   }

@@ -1,93 +1,98 @@
-import { GRANT, HAND_OVER, TOKEN, script } from './script-parts.js';
+import { GRANT, HAND_OVER, TOKEN, claimScript, script } from './script-parts.js';
 
 /**
- * Asks for all resources or none; the only truth about who holds a lock. Idempotent by token: asking again as the
- * owner renews the lease and answers the same fencing token.
+ * Asks for all resources of a claim or none, for several claims at once; the only truth about who holds a lock.
+ * Idempotent by token: asking again as the owner renews the lease and answers the same fencing token.
  *
- * KEYS    owner, queue, fence of each resource; one resource only when there is a ticket
- * ARGV    1 token
- *         2 ticket: '' does not wait, '0' wants a place in the queue, any other keeps its place
- *         3 ms the place may be needed, 4 places there may be ('' any number)
- * Returns {1, lost, fencing token, ...} in the order of KEYS
+ * KEYS    owner, queue, fence of each resource, claim by claim; a claim with a ticket has one resource only
+ * ARGV    of each claim:
+ *         1 number of its KEYS, 2 token
+ *         3 ticket: '' does not wait, '0' wants a place in the queue, any other keeps its place
+ *         4 ms the place may be needed, 5 places there may be ('' any number)
+ * Returns for each claim one of
+ *         {1, lost, fencing token, ...} in the order of KEYS
  *         {0, ms the holder has left (-1: for ever), and if there is one: ticket, lost}
  *         {2, ms the holder has left} when all places are taken
+ *         an error that concerns this claim alone
  *         lost: 1 when the place that was to be kept was not there any more
- * Invariants: nothing is granted unless everything is. A lock that is free while others wait goes to the first
- * live one of them. A provisional owner that never came for it loses all the places of its client.
+ * Invariants: nothing of a claim is granted unless all of it is. A lock that is free while others wait goes to the
+ * first live one of them. A provisional owner that never came for it loses all the places of its client.
  */
-export const ACQUIRE = script(
-  TOKEN,
+export const ACQUIRE = claimScript(
   GRANT,
   HAND_OVER,
   `
-  local me, ticket = ARGV[1], ARGV[2]
-  local lost = 0
-  if ticket ~= '' and ticket ~= '0' and call('GET', KEYS[1]) ~= me then
-    lost = call('ZADD', KEYS[2], 'NX', ticket, me)
-  end
-  local free = {}
-  for i = 1, #KEYS, 3 do
-    local owner, queue = KEYS[i], KEYS[i + 1]
-    local holder = call('GET', owner)
-    if not holder then
-      free[i] = takeUp(i, '', me, {}) -- even a waiter of this client is told by a message here
-      holder = not free[i] and call('GET', owner)
-      if not holder then free[i] = free[i] or known(KEYS[i + 2]) end
+  return forEachClaim(5, function(from, to, me, ticket, neededFor, maxPlaces)
+    local lost = 0
+    if ticket ~= '' and ticket ~= '0' and call('GET', KEYS[from]) ~= me then
+      lost = call('ZADD', KEYS[from + 1], 'NX', ticket, me)
     end
-    if holder and holder ~= me then
-      local left = call('PTTL', owner)
-      if ticket == '' then return {0, left} end
-      local place = call('ZSCORE', queue, me)
-      if place then ticket = place end
-      if ticket == '0' then
-        local places = call('ZCARD', queue)
-        if ARGV[4] ~= '' and places >= tonumber(ARGV[4]) then return {2, left} end
-        local time, last = call('TIME'), call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]
-        ticket = string.format('%.0f', math.max((tonumber(last) or 0) + 1, time[1] * 1000000 + time[2]))
-        call('ZADD', queue, ticket, me)
+    local free = {}
+    for i = from, to, 3 do
+      local owner, queue = KEYS[i], KEYS[i + 1]
+      local holder = call('GET', owner)
+      if not holder then
+        free[i] = takeUp(i, '', me, {}) -- even a waiter of this client is told by a message here
+        holder = not free[i] and call('GET', owner)
+        if not holder then free[i] = free[i] or known(KEYS[i + 2]) end
       end
-      if call('PTTL', queue) < tonumber(ARGV[3]) then call('PEXPIRE', queue, ARGV[3]) end
-      return {0, left, ticket, lost}
+      if holder and holder ~= me then
+        local left = call('PTTL', owner)
+        if ticket == '' then return {0, left} end
+        local place = call('ZSCORE', queue, me)
+        if place then ticket = place end
+        if ticket == '0' then
+          local places = call('ZCARD', queue)
+          if maxPlaces ~= '' and places >= tonumber(maxPlaces) then return {2, left} end
+          local time, last = call('TIME'), call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]
+          ticket = string.format('%.0f', math.max((tonumber(last) or 0) + 1, time[1] * 1000000 + time[2]))
+          call('ZADD', queue, ticket, me)
+        end
+        if call('PTTL', queue) < tonumber(neededFor) then call('PEXPIRE', queue, neededFor) end
+        return {0, left, ticket, lost}
+      end
     end
-  end
-  local reply = {1, lost}
-  for i = 1, #KEYS, 3 do
-    local owner, queue, fence = KEYS[i], KEYS[i + 1], KEYS[i + 2]
-    local number = not free[i] and call('HGET', fence, 'last')
-    if number then
-      call('PEXPIRE', owner, ttlOf(me))
-      call('HDEL', fence, 'provisional')
-    else
-      local shorter
-      number, shorter = grant(owner, fence, me, ttlOf(me), free[i] or known(fence))
-      local after = shorter and first(queue)
-      if after and after ~= me then tell(owner, queue, after) end
+    local reply = {1, lost}
+    for i = from, to, 3 do
+      local owner, queue, fence = KEYS[i], KEYS[i + 1], KEYS[i + 2]
+      local number = not free[i] and call('HGET', fence, 'last')
+      if number then
+        call('PEXPIRE', owner, ttlOf(me))
+        call('HDEL', fence, 'provisional')
+      else
+        local shorter
+        number, shorter = grant(owner, fence, me, ttlOf(me), free[i] or known(fence))
+        local after = shorter and first(queue)
+        if after and after ~= me then tell(owner, queue, after) end
+      end
+      if ticket ~= '' then call('ZREM', queue, me) end
+      reply[#reply + 1] = number
     end
-    if ticket ~= '' then call('ZREM', queue, me) end
-    reply[#reply + 1] = number
-  end
-  return reply
+    return reply
+  end)
 `,
 );
 
 /**
- * Gives the resources up, each to its next waiter. One that is free by now, but waited for, is handed over as well.
+ * Gives the resources of claims up, each to its next waiter. One that is free by now, but waited for, is handed over
+ * as well.
  *
- * KEYS    owner, queue, fence of each resource
- * ARGV    1 token
- * Returns {how many of them were ours, then what handOver adds}
+ * KEYS    owner, queue, fence of each resource, claim by claim
+ * ARGV    of each claim: 1 number of its KEYS, 2 token
+ * Returns for each claim {how many of its resources were its own, then what handOver adds}, or an error
  * Invariant: a resource that someone else holds is left alone.
  */
-export const RELEASE = script(
-  TOKEN,
+export const RELEASE = claimScript(
   GRANT,
   HAND_OVER,
   `
-  local reply = {0}
-  for i = 1, #KEYS, 3 do
-    if giveUp(i, ARGV[1], reply) then reply[1] = reply[1] + 1 end
-  end
-  return reply
+  return forEachClaim(2, function(from, to, token)
+    local reply = {0}
+    for i = from, to, 3 do
+      if giveUp(i, token, reply) then reply[1] = reply[1] + 1 end
+    end
+    return reply
+  end)
 `,
 );
 

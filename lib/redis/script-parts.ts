@@ -8,6 +8,11 @@ export interface Script {
   readonly sha: string;
 }
 
+/** A script that answers for many claims at once, with a reply for each. */
+export interface ClaimScript extends Script {
+  readonly answersEach: true;
+}
+
 /** Comments and indentation stay here: the commit sends its guard as text each time, within one segment. */
 export function script(...parts: readonly string[]): Script {
   const text = parts
@@ -17,6 +22,10 @@ export function script(...parts: readonly string[]): Script {
     .filter((line) => line !== '')
     .join('\n');
   return { text, sha: createHash('sha1').update(text).digest('hex') };
+}
+
+export function claimScript(...parts: readonly string[]): ClaimScript {
+  return { ...script(TOKEN, FOR_EACH_CLAIM, ...parts), answersEach: true };
 }
 
 /*
@@ -44,9 +53,27 @@ export function commitRecord(token: string, fencingToken: number, n: number) {
 }
 
 export const TOKEN = `
-  local call = redis.call
+  local call, base = redis.call, 1 -- base: where the KEYS of the claim at work begin
   local function clientOf(token) return string.match(token, '^[^:]+') end
   local function ttlOf(token) return tonumber(string.match(token, '%d+$')) end
+`;
+
+/*
+ * forEachClaim: calls back for each claim with the first and the last place of its KEYS and what belongs to it in
+ * ARGV, where the number of its KEYS comes first. An error ends the claim alone that it concerns.
+ */
+export const FOR_EACH_CLAIM = `
+  local function forEachClaim(size, answer)
+    local replies = {}
+    for a = 1, #ARGV, size do
+      local to = base + ARGV[a] - 1
+      local done, reply = pcall(answer, base, to, unpack(ARGV, a + 1, a + size - 1))
+      if not done and type(reply) ~= 'table' then reply = {err = tostring(reply)} end
+      replies[#replies + 1] = reply
+      base = to + 1
+    end
+    return replies
+  end
 `;
 
 /*
@@ -87,7 +114,7 @@ export const GRANT = `
  * When the lease is shorter than what waiters believe in, the next one in line is told to ask about it.
  *
  * Adds to the reply what the caller has to do: token and fencing token of a waiter of its own to tell, or '' and the
- * index of a resource that went elsewhere provisionally while others wait, to look after.
+ * index, within its claim, of a resource that went elsewhere provisionally while others wait, to look after.
  *
  * takeUp: the same for a lock that is free although somebody waits: its owner is dead. A provisional owner that
  * never came for it loses all the places of its client, unless that is the client that asks now. Answers what is known
@@ -122,7 +149,7 @@ export const HAND_OVER = `
           reply[#reply + 1] = number
         elseif first(queue) then
           reply[#reply + 1] = ''
-          reply[#reply + 1] = (i - 1) / 3
+          reply[#reply + 1] = (i - base) / 3
         end
         return
       end

@@ -4,7 +4,8 @@ import { DeadlineError, within } from './deadline.js';
 import type { ResourceKeys } from './lock-keys.js';
 import { isReply } from './redis-client.js';
 import type { RedisClient } from './redis-client.js';
-import type { Script } from './script-parts.js';
+import { ScriptBatch } from './script-batch.js';
+import type { ClaimScript, Script } from './script-parts.js';
 
 /** What ioredis says of a command that it could not write, and does not queue. */
 const NOT_WRITABLE = 'enableOfflineQueue';
@@ -24,6 +25,7 @@ export class ScriptRunner {
   #lostConnections = 0;
   #heardAt = 0;
   #ready: Promise<void> | undefined;
+  readonly #batches = new Map<ClaimScript, ScriptBatch>();
 
   constructor(client: RedisClient, commandTimeout: number) {
     this.#client = client;
@@ -51,25 +53,45 @@ export class ScriptRunner {
    * @throws NotSentError, or Redis' own error
    */
   async run(
-    script: Script,
+    script: Script | ClaimScript,
     keys: readonly string[],
     argv: readonly (string | number)[],
     isWanted = wantedFor(this.#commandTimeout),
   ): Promise<unknown> {
-    const args = [keys.length, ...keys, ...argv] as const;
     if (this.#client.status !== 'ready') await this.#whenReady(isWanted);
     for (;;) {
       try {
-        const reply: unknown = await this.#client.evalsha(script.sha, ...args);
-        this.#heardAt = performance.now();
-        return reply;
+        return await ('answersEach' in script
+          ? this.#batchOf(script).add(keys, argv)
+          : this.#send(script, keys, argv));
       } catch (error) {
-        if (!(error instanceof Error)) throw error;
-        if (isReply(error)) this.#heardAt = performance.now();
-        if (error.message.startsWith('NOSCRIPT')) return this.#client.eval(script.text, ...args);
-        if (!error.message.includes(NOT_WRITABLE)) throw error;
+        if (!(error instanceof Error) || !error.message.includes(NOT_WRITABLE)) throw error;
         await this.#whenReady(isWanted); // it was not sent: the connection is about to be closed
       }
+    }
+  }
+
+  #batchOf(script: ClaimScript): ScriptBatch {
+    let batch = this.#batches.get(script);
+    if (batch === undefined) {
+      batch = new ScriptBatch((keys, argv) => this.#send(script, keys, argv));
+      this.#batches.set(script, batch);
+    }
+    return batch;
+  }
+
+  async #send(script: Script, keys: readonly string[], argv: readonly (string | number)[]): Promise<unknown> {
+    const args = [keys.length, ...keys, ...argv] as const;
+    try {
+      const reply: unknown = await this.#client.evalsha(script.sha, ...args);
+      this.#heardAt = performance.now();
+      return reply;
+    } catch (error) {
+      if (error instanceof Error && isReply(error)) {
+        this.#heardAt = performance.now();
+        if (error.message.startsWith('NOSCRIPT')) return this.#client.eval(script.text, ...args);
+      }
+      throw error;
     }
   }
 
