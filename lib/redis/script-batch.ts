@@ -1,5 +1,5 @@
-/** Claims in one script call: more would hold up Redis for others. */
-const MAX_CLAIMS = 100;
+/** Claims in one script call. A full one is sent at once, so that Redis is at work on it while others come together. */
+const MAX_CLAIMS = 16;
 
 interface Request {
   readonly keys: readonly string[];
@@ -22,16 +22,17 @@ export class ScriptBatch {
 
   add(keys: readonly string[], argv: readonly (string | number)[]): Promise<unknown> {
     return new Promise((resolve, reject) => {
-      if (this.#requests.push({ keys, argv, resolve, reject }) > 1) return;
-      // After all that is going on now, answers that are being passed on included.
-      process.nextTick(() => {
-        const requests = this.#requests;
-        this.#requests = [];
-        for (let first = 0; first < requests.length; first += MAX_CLAIMS) {
-          void this.#sendAll(requests.slice(first, first + MAX_CLAIMS));
-        }
-      });
+      const waiting = this.#requests.push({ keys, argv, resolve, reject });
+      if (waiting === MAX_CLAIMS) this.#flush();
+      else if (waiting === 1) process.nextTick(() => this.#flush()); // after the answers that are being passed on now
     });
+  }
+
+  #flush(): void {
+    const requests = this.#requests;
+    if (requests.length === 0) return;
+    this.#requests = [];
+    void this.#sendAll(requests);
   }
 
   /** Never rejects: those who asked are told. */
