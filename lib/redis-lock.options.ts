@@ -28,7 +28,10 @@ export interface RedisLockModuleOptions {
   maxHold?: number;
   /** Waiters per resource, of all processes, before new ones are refused. Default: Infinity. */
   maxWaiters?: number;
-  /** Replicas that must confirm an acquire before it counts. So far only 0, the default, can be asked for. */
+  /**
+   * Replicas that must confirm an acquire before it counts, see Redis' WAIT. A lock then survives a failover to one of
+   * them; when too few answer within half of commandTimeout, it is not to be had. Default: 0.
+   */
   replicas?: number;
   /** ms any one Redis round trip may take. Default: 2 000. */
   commandTimeout?: number;
@@ -138,7 +141,7 @@ const MODULE_CHECKS: Record<keyof RedisLockModuleOptions, Check> = {
   autoExtend: boolean,
   maxHold: ACQUIRE_CHECKS.maxHold,
   maxWaiters: number('a number of waiters, 0 or more, or Infinity', (value) => value >= 0),
-  replicas: number('0: confirmation by replicas is not available yet', (value) => value === 0),
+  replicas: count,
   commandTimeout: number('a finite number of ms above 0', (value) => value > 0 && value < Infinity),
   shutdownTimeout: milliseconds,
   httpErrors: boolean,

@@ -18,7 +18,9 @@ import { Connections } from '../redis/connections.js';
 import { within } from '../redis/deadline.js';
 import { normaliseResources, resourceKeys, resourcesOf } from '../redis/lock-keys.js';
 import type { ResourceKeys } from '../redis/lock-keys.js';
+import { findLocks } from '../redis/lock-search.js';
 import { LockStore } from '../redis/lock-store.js';
+import type { LockState } from '../redis/lock-store.js';
 import { GuardedCommit } from '../transaction/guarded-commit.js';
 import type { Grant, LockScope, Setting } from '../transaction/lock-scope.js';
 import type { LockContext } from '../transaction/lock-context.js';
@@ -76,10 +78,10 @@ export class LockService
       onWakeUp: (token) => this.#room.told(token),
       onSubscribed: () => this.#room.askAll(),
     });
-    const { client, scripts } = this.#connections;
-    this.#store = new LockStore(scripts, commandTimeout);
+    const { client, servers } = this.#connections;
+    this.#store = new LockStore(servers, commandTimeout, options.replicas);
     this.#keeper = new LeaseKeeper(this.#store);
-    this.#room = new WaitingRoom(this.#store, () => this.#connections.subscribed(), commandTimeout);
+    this.#room = new WaitingRoom(this.#store, (keys) => servers.subscribed(keys), commandTimeout);
     this.#handOvers = new HandOverWatch(this.#store);
     this.#acquirer = new Acquirer(
       this.#store,
@@ -90,8 +92,8 @@ export class LockService
     this.#work = new LockedWork({
       service: this,
       keeper: this.#keeper,
-      commits: new GuardedCommit(this.#store, this.#connections, this.#keeper, commandTimeout),
-      openWatch: (lease, held) => new Watch(this.#connections.watches, lease, held, commandTimeout),
+      commits: new GuardedCommit(this.#store, servers, this.#keeper, commandTimeout),
+      openWatch: (lease, held) => new Watch(servers, lease, held, commandTimeout),
       scopes,
       redis: client,
       knownCommands: new Set(client.getBuiltinCommands().flatMap((name) => [name, `${name}Buffer`])),
@@ -176,11 +178,62 @@ export class LockService
     }
   }
 
+  /**
+   * What an operator wants to know about a lock.
+   *
+   * @param resource locked without a `slot`; those with one are found by {@link list}
+   * @returns null when nobody holds it
+   * @throws LockUnavailableError, LockConfigurationError
+   */
+  async inspect(resource: string): Promise<LockState | null> {
+    return this.#store.inspect(this.#keyOf(resource));
+  }
+
+  /**
+   * All locks that are held, one after the other, in no order. One that is taken or given up meanwhile may be missing.
+   * Redis looks at all its keys for this.
+   *
+   * @param options match: a pattern for the resource as in Redis' KEYS, `order:*` for example. Default: all.
+   * @throws LockUnavailableError, LockConfigurationError
+   */
+  async *list(options: { match?: string } = {}): AsyncGenerator<LockState, void, undefined> {
+    const { match = '*' } = options;
+    if (typeof match !== 'string' || match === '' || /[{}]/.test(match)) {
+      throw new LockConfigurationError(
+        "Option \"match\" of list must be a pattern without '{' and '}', not empty",
+      );
+    }
+    const { servers, client } = this.#connections;
+    for await (const keys of findLocks(
+      servers,
+      client.options.keyPrefix ?? '',
+      this.#options.keyPrefix,
+      match,
+    )) {
+      for (const state of await Promise.all(keys.map((key) => this.#store.inspect(key))))
+        if (state) yield state;
+    }
+  }
+
+  /**
+   * Takes the lock away from whoever has it; the next in line gets it. For operators: the holder may still be at
+   * work, and hears of it only when it renews or commits.
+   *
+   * @returns whether somebody had it
+   * @throws LockUnavailableError, LockConfigurationError
+   */
+  async forceRelease(resource: string): Promise<boolean> {
+    return this.#store.forceRelease(this.#keyOf(resource));
+  }
+
   /** Called by Nest. Opens the connections and tries them out. Booting never needs Redis: that may also fail. */
   async onModuleInit(): Promise<void> {
-    await this.#connections.commits.open().catch((error: unknown) => {
+    try {
+      const servers = await this.#connections.servers.all();
+      await Promise.all(servers.map(({ commits }) => commits.open()));
+    } catch (error) {
       this.#logger.warn(`Guarded commits are not available at the moment. ${String(error)}`);
-    });
+    }
   }
 
   /** Called by Nest. Sends waiters away and refuses new locks, but for those that running work needs to end. */
@@ -233,6 +286,12 @@ export class LockService
     const keys = normaliseResources(resource).map((name) => resourceKeys(keyPrefix, name, slot));
     if (typeof resource === 'string') this.#lastKeys = { resource, slot, keys };
     return keys;
+  }
+
+  #keyOf(resource: string): ResourceKeys {
+    if (typeof resource !== 'string') normaliseResources([resource]); // says what it has to be
+    const [keys] = this.#keysOf(resource, undefined);
+    return keys as ResourceKeys;
   }
 
   async #acquire(resource: Resource, options: AcquireOptions): Promise<Lock> {

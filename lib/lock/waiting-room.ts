@@ -3,7 +3,7 @@ import type { LockNotAcquiredReason } from '../errors/lock.errors.js';
 import { Alarm, DeadlineError, within } from '../redis/deadline.js';
 import { elapsedSince, now } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
-import type { Claim } from '../redis/lock-keys.js';
+import type { Claim, ResourceKeys } from '../redis/lock-keys.js';
 import type { AcquireReply, HandedOver, LockStore } from '../redis/lock-store.js';
 import { neededBy } from './waiter.js';
 import type { Granted, Patience, Waiter } from './waiter.js';
@@ -20,14 +20,18 @@ const MAX_LATE_GRANTS = 3;
  */
 export class WaitingRoom {
   readonly #store: LockStore;
-  readonly #subscribed: () => Promise<void> | undefined;
+  readonly #subscribed: (keys: ResourceKeys) => Promise<void> | undefined;
   readonly #commandTimeout: number;
   readonly #byToken = new Map<string, Waiter>();
   readonly #lines = new Map<string, WaitingLine>();
   #closed: 'no' | 'except nested' | 'yes' = 'no';
 
   /** @param subscribed resolves when this client would hear of a hand-over; undefined: it would by now */
-  constructor(store: LockStore, subscribed: () => Promise<void> | undefined, commandTimeout: number) {
+  constructor(
+    store: LockStore,
+    subscribed: (keys: ResourceKeys) => Promise<void> | undefined,
+    commandTimeout: number,
+  ) {
     this.#store = store;
     this.#subscribed = subscribed;
     this.#commandTimeout = commandTimeout;
@@ -44,7 +48,8 @@ export class WaitingRoom {
    */
   async wait(claim: Claim, ttl: number, patience: Patience): Promise<Granted> {
     const resources = claim.keys.map(({ resource }) => resource);
-    const subscribed = this.#subscribed();
+    const [keys] = claim.keys;
+    const subscribed = keys && this.#subscribed(keys);
     if (subscribed) {
       await within(this.#commandTimeout, subscribed).catch((cause: unknown) => {
         const message = `Waiting is not possible, since Redis could not be subscribed to: ${String(cause)}`;
@@ -178,7 +183,8 @@ export class WaitingRoom {
     const waiter = this.#byToken.get(token);
     if (!waiter) return false;
     // An ask that is under way might take the lock again after it was used and released: its answer comes first.
-    if (waiter.asking) waiter.askAgain = true;
+    if (this.#store.confirmsGrants) void this.#ask(waiter);
+    else if (waiter.asking) waiter.askAgain = true;
     else this.#grant(waiter, fencingToken, sent);
     return true;
   }

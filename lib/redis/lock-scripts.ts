@@ -190,3 +190,41 @@ export const BURN = script(
   return reply
 `,
 );
+
+/**
+ * Takes a lock away from whoever has it, for an operator; the next in line gets it. One that is free by now, but waited
+ * for, is handed over as well. Everybody is told by a message, also those of the client that has lost it.
+ *
+ * KEYS    owner, queue, fence
+ * ARGV    1 token that nobody has
+ * Returns {1 if somebody had it, then what handOver adds}
+ */
+export const FORCE_RELEASE = script(
+  TOKEN,
+  GRANT,
+  HAND_OVER,
+  `
+  local reply = {0}
+  if call('EXISTS', KEYS[1]) == 1 then
+    reply[1] = 1
+    handOver(1, '', reply)
+  else
+    takeUp(1, '', nil, reply)
+  end
+  return reply
+`,
+);
+
+/**
+ * What an operator wants to know, for several resources at once.
+ *
+ * KEYS    owner, queue, fence of each resource
+ * ARGV    1 number of KEYS of each resource
+ * Returns for each resource {token of its owner or false, ms its lease has left, its last fencing token, waiters}
+ */
+export const INSPECT = claimScript(`
+  return forEachClaim(1, function(i)
+    local owner, queue, fence = KEYS[i], KEYS[i + 1], KEYS[i + 2]
+    return {call('GET', owner), call('PTTL', owner), call('HGET', fence, 'last'), call('ZCARD', queue)}
+  end)
+`);

@@ -1,13 +1,15 @@
+import { LockUnavailableError } from '../errors/lock.errors.js';
 import { now } from './instant.js';
 import type { Instant } from './instant.js';
 import { pause, within } from './deadline.js';
-import { triples } from './lock-keys.js';
+import { resourcesOf, triples } from './lock-keys.js';
 import type { Claim, ResourceKeys } from './lock-keys.js';
-import { ACQUIRE, BURN, EXTEND, RELEASE, RENEW } from './lock-scripts.js';
-import type { RedisClient } from './redis-client.js';
+import { ACQUIRE, BURN, EXTEND, FORCE_RELEASE, INSPECT, RELEASE, RENEW } from './lock-scripts.js';
 import { commitRecord } from './script-parts.js';
 import type { Script } from './script-parts.js';
-import { NotSentError, ScriptRunner, unavailable } from './script-runner.js';
+import { NotSentError, unavailable } from './script-runner.js';
+import { bySlot } from './servers.js';
+import type { Servers } from './servers.js';
 
 /** A wish to wait: for how many ms the place may be needed, and how many waiters there may be. */
 export interface Place {
@@ -28,6 +30,18 @@ export type AcquireReply =
       /** The place in the queue, if one was asked for; undefined when all are taken. */
       readonly ticket: string | undefined;
     };
+
+/** A lock that is held, as an operator sees it. */
+export interface LockState {
+  readonly resource: string;
+  /** The token of the holder. */
+  readonly holder: string;
+  readonly fencingToken: number;
+  /** ms the lease has left without renewal; Infinity if somebody has set the key without an end. */
+  readonly ttl: number;
+  /** How many wait for it, of all processes. */
+  readonly waiters: number;
+}
 
 /** A waiter of this client that got the lock when another one gave it up. */
 export interface HandedOver {
@@ -56,8 +70,9 @@ const LONGEST_GIVE_BACK = 60_000;
  * LockUnavailableError when Redis refuses it or does not answer.
  */
 export class LockStore {
-  readonly #runner: ScriptRunner;
+  readonly #servers: Servers;
   readonly #commandTimeout: number;
+  readonly #replicas: number;
   readonly #closing = new AbortController();
   readonly #giveBacks = new Set<Promise<void>>();
 
@@ -70,20 +85,63 @@ export class LockStore {
   /** Told when a claim may have been given up and the answer is lost: a local waiter may have it without knowing. */
   onUnclear: (claim: Claim) => void = () => undefined;
 
-  constructor(client: RedisClient, commandTimeout: number) {
-    this.#runner = new ScriptRunner(client, commandTimeout);
+  /** @param replicas that have to confirm a grant before it counts */
+  constructor(servers: Servers, commandTimeout: number, replicas: number) {
+    this.#servers = servers;
     this.#commandTimeout = commandTimeout;
+    this.#replicas = replicas;
+  }
+
+  /** Whether a grant counts only when Redis has been asked about it. */
+  get confirmsGrants(): boolean {
+    return this.#replicas > 0;
   }
 
   /** All of the claim or nothing. A grant whose reply is late or lost is given back, see {@link giveBack}. */
   async acquire(claim: Claim, ttl: number): Promise<AcquireReply> {
-    const reply = this.#runner.run(ACQUIRE, triples(claim.keys), [claim.token, '', 0, '']);
+    const parts = this.#parts(claim);
+    if (parts.length === 1) return this.#acquirePart(claim, ttl);
+    const tokens = new Map<string, number | undefined>();
+    const granted: Claim[] = [];
     try {
-      return decodeAcquire(await this.#runner.bounded(reply, claim.keys));
+      for (const part of parts) {
+        const reply = await this.#acquirePart(part, ttl);
+        if (!reply.granted) {
+          await Promise.all(granted.map((each) => this.burn(each)));
+          return reply;
+        }
+        granted.push(part);
+        part.keys.forEach(({ owner }, i) => tokens.set(owner, reply.fencingTokens[i]));
+      }
+    } catch (error) {
+      for (const part of granted) this.giveBack(part, ttl);
+      throw error;
+    }
+    const fencingTokens = claim.keys.map(({ owner }) => tokens.get(owner) ?? 0);
+    return { granted: true, fencingTokens, placeLost: false };
+  }
+
+  async #acquirePart(claim: Claim, ttl: number): Promise<AcquireReply> {
+    const { acquires } = this.#servers;
+    const reply = acquires.run(ACQUIRE, triples(claim.keys), [claim.token, '', 0, '']);
+    try {
+      const answer = decodeAcquire(await acquires.bounded(reply, claim.keys));
+      if (answer.granted && this.#replicas > 0) await this.#confirm(claim);
+      return answer;
     } catch (error) {
       this.giveBack(claim, ttl, reply.then(decodeAcquire));
       throw error;
     }
+  }
+
+  /** @throws LockUnavailableError when not enough replicas have what was granted last */
+  async #confirm({ keys }: Claim): Promise<void> {
+    const name = keys[0]?.owner ?? '';
+    const { acquires } = this.#servers;
+    const confirmed = await acquires.bounded(acquires.confirmed(name, this.#replicas), keys);
+    if (confirmed >= this.#replicas) return;
+    const message = `${confirmed} of ${this.#replicas} replicas confirmed the lock in time`;
+    throw new LockUnavailableError(message, { resources: resourcesOf(keys) });
   }
 
   /**
@@ -98,11 +156,14 @@ export class LockStore {
     isWanted: () => boolean,
   ): Promise<AcquireReply> {
     const argv = [claim.token, ticket, Math.ceil(neededFor), maxWaiters === Infinity ? '' : maxWaiters];
+    let answer: AcquireReply;
     try {
-      return decodeAcquire(await this.#runner.run(ACQUIRE, triples(claim.keys), argv, isWanted));
+      answer = decodeAcquire(await this.#servers.acquires.run(ACQUIRE, triples(claim.keys), argv, isWanted));
     } catch (error) {
       throw unavailable(error, claim.keys);
     }
+    if (answer.granted && this.#replicas > 0) await this.#confirm(claim);
+    return answer;
   }
 
   /**
@@ -110,12 +171,19 @@ export class LockStore {
    * lock that the first of the two requests released.
    */
   async release(claim: Claim): Promise<Release> {
-    const lostConnections = this.#runner.lostConnections;
+    const parts = this.#parts(claim);
+    if (parts.length === 1) return this.#releasePart(claim);
+    const releases = await Promise.all(parts.map((part) => this.#releasePart(part)));
+    return releases.find((release) => release !== 'released') ?? 'released';
+  }
+
+  async #releasePart(claim: Claim): Promise<Release> {
+    const { lostConnections } = this.#servers;
     const sent = now();
     const [released, ...waiters] = await this.#giveUp<number | string>(RELEASE, claim, []);
     this.reportHandOvers(claim, waiters, sent);
     if (Number(released) === claim.keys.length) return 'released';
-    if (this.#runner.lostConnections === lostConnections) return 'not ours';
+    if (this.#servers.lostConnections === lostConnections) return 'not ours';
     this.onUnclear(claim);
     return 'unclear';
   }
@@ -131,28 +199,41 @@ export class LockStore {
     onAnswer: (claim: Renewed, renewal: Renewal) => void,
     timeout: number,
   ): Promise<void> {
-    const keys = claims.flatMap((claim) => claim.keys.flatMap(({ owner, fence }) => [owner, fence]));
-    const argv = claims.flatMap(({ token, ttl, keys }) => keys.flatMap(() => [token, ttl]));
-    const reply = this.#runner.run(RENEW, keys, argv).then((answers) => {
-      let next = 0;
-      for (const claim of claims) {
-        const own = (answers as (number | string)[]).slice(next, (next += claim.keys.length)).map(Number);
+    const answers = new Map<Renewed, number[]>(claims.map((claim) => [claim, []]));
+    const groups = bySlot(
+      claims.flatMap((claim) => claim.keys.map((keys) => ({ claim, keys }))),
+      ({ keys }) => this.#servers.slotOf(keys.owner),
+    );
+    const { runner } = this.#servers;
+    const renewSlot = async (entries: readonly { claim: Renewed; keys: ResourceKeys }[]) => {
+      const names = entries.flatMap(({ keys: { owner, fence } }) => [owner, fence]);
+      const argv = entries.flatMap(({ claim: { token, ttl } }) => [token, ttl]);
+      const replies = (await runner.run(RENEW, names, argv)) as unknown[];
+      entries.forEach(({ claim }, i) => {
+        const own = answers.get(claim) ?? [];
+        if (own.push(Number(replies[i])) < claim.keys.length) return;
         const failed = own.includes(0) ? 'lost' : 'failed';
         onAnswer(claim, own.every((answer) => answer === 1) ? 'renewed' : failed);
-      }
+      });
+    };
+    const renewals = groups.map((entries) => {
+      const keys = entries.map((entry) => entry.keys);
+      return runner.bounded(renewSlot(entries), keys, timeout);
     });
-    await this.#runner.bounded(
-      reply,
-      claims.flatMap((claim) => claim.keys),
-      timeout,
-    );
+    const failed = (await Promise.allSettled(renewals)).find(({ status }) => status === 'rejected');
+    if (failed?.status === 'rejected') throw failed.reason;
   }
 
   /** Makes a lease last `ttl` ms from now, and tells the next in line if that is sooner than it was to end. */
   async extend(claim: Claim, ttl: number): Promise<Renewal> {
-    const reply = this.#runner.run(EXTEND, triples(claim.keys), [claim.token, ttl]);
-    const renewed = Number(await this.#runner.bounded(reply, claim.keys));
-    return renewed === claim.keys.length ? 'renewed' : 'lost';
+    const { runner } = this.#servers;
+    const renewals = await Promise.all(
+      this.#parts(claim).map(async (part) => {
+        const reply = runner.run(EXTEND, triples(part.keys), [part.token, ttl]);
+        return Number(await runner.bounded(reply, part.keys)) === part.keys.length;
+      }),
+    );
+    return renewals.every(Boolean) ? 'renewed' : 'lost';
   }
 
   /** Hands a lock over that is free although somebody waits for it. */
@@ -160,12 +241,46 @@ export class LockStore {
     await this.release({ token: 'nobody:0:0', keys: [keys] });
   }
 
+  /** @returns null where nobody holds it */
+  async inspect(keys: ResourceKeys): Promise<LockState | null> {
+    const { runner } = this.#servers;
+    const reply = runner.run(INSPECT, triples([keys]), []);
+    const [holder, ttl, fencingToken, waiters] = (await runner.bounded(reply, [keys])) as unknown[];
+    if (holder === undefined || holder === null) return null;
+    return {
+      resource: keys.resource,
+      holder: String(holder),
+      fencingToken: Number(fencingToken ?? 0),
+      ttl: Number(ttl) < 0 ? Infinity : Number(ttl),
+      waiters: Number(waiters),
+    };
+  }
+
+  /** Takes the lock away from whoever has it, and hands it to the next in line. */
+  async forceRelease(keys: ResourceKeys): Promise<boolean> {
+    const claim = { token: 'nobody:0:0', keys: [keys] };
+    const sent = now();
+    const [released, ...waiters] = await this.#giveUp<number | string>(FORCE_RELEASE, claim, []);
+    this.reportHandOvers(claim, waiters, sent);
+    return Number(released) === 1;
+  }
+
   /** Takes back what the claim has, and says what became of its commit, if one is named. */
   async burn(
     claim: Claim,
     commit?: { readonly number: number; readonly fencingToken: number },
   ): Promise<Verdict> {
-    const lostConnections = this.#runner.lostConnections;
+    const [first, ...others] = this.#parts(claim);
+    const verdicts = [this.#burnPart(first ?? claim, commit), ...others.map((part) => this.#burnPart(part))];
+    const [verdict = 'gone'] = await Promise.all(verdicts);
+    return verdict;
+  }
+
+  async #burnPart(
+    claim: Claim,
+    commit?: { readonly number: number; readonly fencingToken: number },
+  ): Promise<Verdict> {
+    const { lostConnections } = this.#servers;
     const sent = now();
     const { record, field } = commit
       ? commitRecord(claim.token, commit.fencingToken, commit.number)
@@ -175,7 +290,7 @@ export class LockStore {
     this.reportHandOvers(claim, waiters, sent);
     if (Number(placeLost) === 1) this.onPlaceLost(claim);
     // As in release: what a first request of the two handed over was never heard.
-    if (this.#runner.lostConnections !== lostConnections) this.onUnclear(claim);
+    if (this.#servers.lostConnections !== lostConnections) this.onUnclear(claim);
     return verdict;
   }
 
@@ -209,7 +324,14 @@ export class LockStore {
     const left = Promise.all(this.#giveBacks);
     await within(this.#commandTimeout, left).catch(() => undefined); // their leases end by themselves
     this.#closing.abort();
-    this.#runner.close();
+  }
+
+  /** The claim in pieces whose keys can stand in one script: where there is no cluster, that is all of it. */
+  #parts(claim: Claim): readonly Claim[] {
+    const [first] = claim.keys;
+    if (claim.keys.length === 1 || !first || this.#servers.slotOf(first.owner) === undefined) return [claim];
+    const groups = bySlot(claim.keys, ({ owner }) => this.#servers.slotOf(owner));
+    return groups.map((keys) => ({ token: claim.token, keys }));
   }
 
   async #giveUp<First>(
@@ -217,9 +339,10 @@ export class LockStore {
     claim: Claim,
     argv: (string | number)[],
   ): Promise<[First, ...string[]]> {
-    const reply = this.#runner.run(script, triples(claim.keys), [claim.token, ...argv]);
+    const { runner } = this.#servers;
+    const reply = runner.run(script, triples(claim.keys), [claim.token, ...argv]);
     try {
-      return (await this.#runner.bounded(reply, claim.keys)) as [First, ...string[]];
+      return (await runner.bounded(reply, claim.keys)) as [First, ...string[]];
     } catch (error) {
       this.onUnclear(claim);
       throw error;
@@ -235,7 +358,7 @@ export class LockStore {
     const end = performance.now() + lasts;
     for (let delay = FIRST_PAUSE; performance.now() < end; delay = Math.min(2 * delay, LAST_PAUSE)) {
       // In an outage only the connection is waited for, not one try after the other.
-      const ready = this.#runner.ready();
+      const ready = this.#servers.runner.ready();
       if (ready) await Promise.race([ready, pause(end - performance.now(), this.#closing.signal)]);
       if (this.#closing.signal.aborted) return;
       try {

@@ -3,7 +3,6 @@ import { LockUnavailableError } from '../errors/lock.errors.js';
 import { DeadlineError, within } from './deadline.js';
 import type { ResourceKeys } from './lock-keys.js';
 import { isReply } from './redis-client.js';
-import type { RedisClient } from './redis-client.js';
 import { ScriptBatch } from './script-batch.js';
 import type { ClaimScript, Script } from './script-parts.js';
 
@@ -15,43 +14,55 @@ export class NotSentError extends Error {
   override readonly name = 'NotSentError';
 }
 
+/** Runs scripts where their keys are. */
+export interface Runner {
+  /**
+   * @param isWanted false: nobody waits for the answer any more; default: until commandTimeout is over
+   * @throws NotSentError, or Redis' own error
+   */
+  run(
+    script: Script | ClaimScript,
+    keys: readonly string[],
+    argv: readonly (string | number)[],
+    isWanted?: () => boolean,
+  ): Promise<unknown>;
+  /** Resolves when the connection is there, or closed for good; undefined: it is there. */
+  ready(): Promise<void> | undefined;
+  /** @throws LockUnavailableError also when there is no answer within the timeout, commandTimeout at most */
+  bounded<T>(reply: Promise<T>, keys: readonly ResourceKeys[], timeout?: number): Promise<T>;
+  /**
+   * How many replicas have everything that was written here before, as soon as there are enough, or half of
+   * commandTimeout is over.
+   *
+   * @param name of a key, where there are several servers
+   */
+  confirmed(name: string, replicas: number): Promise<number>;
+}
+
 /**
  * Runs scripts on a connection that may be down: waits for it, so that it is always known what was not sent, and
  * replaces one that has fallen silent.
  */
-export class ScriptRunner {
-  readonly #client: RedisClient;
+export class ScriptRunner implements Runner {
+  readonly #client: Redis;
   readonly #commandTimeout: number;
-  #lostConnections = 0;
   #heardAt = 0;
   #ready: Promise<void> | undefined;
   readonly #batches = new Map<ClaimScript, ScriptBatch>();
+  /** The last WAIT that was sent, and the one that will be sent when it has been answered. */
+  #confirmed: Promise<number> | undefined;
+  #confirming: Promise<number> | undefined;
 
-  constructor(client: RedisClient, commandTimeout: number) {
+  constructor(client: Redis, commandTimeout: number) {
     this.#client = client;
     this.#commandTimeout = commandTimeout;
-    client.on('close', this.#countLostConnection);
   }
 
-  /** How often the connection was lost: a request that was under way then may have been sent twice. */
-  get lostConnections(): number {
-    return this.#lostConnections;
-  }
-
-  /** Resolves when the connection is there, or closed for good; undefined: it is there. */
   ready(): Promise<void> | undefined {
     if (this.#client.status === 'ready') return undefined;
     return this.#whenReady(() => true).catch(() => undefined); // whoever runs a script then is told
   }
 
-  close(): void {
-    this.#client.off('close', this.#countLostConnection);
-  }
-
-  /**
-   * @param isWanted false: nobody waits for the answer any more; default: until commandTimeout is over
-   * @throws NotSentError, or Redis' own error
-   */
   async run(
     script: Script | ClaimScript,
     keys: readonly string[],
@@ -114,31 +125,59 @@ export class ScriptRunner {
     }
   }
 
-  /** @throws LockUnavailableError also when there is no answer within the timeout, commandTimeout at most */
-  async bounded<T>(reply: Promise<T>, keys: readonly ResourceKeys[], timeout = Infinity): Promise<T> {
-    const sent = performance.now();
-    try {
-      return await within(Math.min(timeout, this.#commandTimeout), reply);
-    } catch (error) {
-      if (error instanceof DeadlineError) this.#doubtConnection(sent);
-      throw unavailable(error, keys);
-    }
+  bounded<T>(reply: Promise<T>, keys: readonly ResourceKeys[], timeout = Infinity): Promise<T> {
+    return bounded(reply, keys, Math.min(timeout, this.#commandTimeout), (sent) => this.doubt(sent));
   }
 
-  /** A connection on which nothing was heard for a whole commandTimeout may be dead without knowing: a new one is made. */
-  #doubtConnection(sent: number): void {
+  /** @throws LockUnavailableError */
+  async scan(cursor: string, pattern: string, count: number): Promise<[next: string, keys: string[]]> {
+    const found = (async () => {
+      if (this.#client.status !== 'ready') await this.#whenReady(wantedFor(this.#commandTimeout));
+      return this.#client.scan(cursor, 'MATCH', pattern, 'COUNT', count, 'TYPE', 'string');
+    })();
+    return this.bounded(found, []);
+  }
+
+  confirmed(_name: string, replicas: number): Promise<number> {
+    // WAIT blocks the connection: one for all who want to know by the time it can be sent.
+    this.#confirming ??= (this.#confirmed ?? Promise.resolve(0))
+      .catch(() => undefined) // those who waited for it hear of it
+      .then(() => {
+        this.#confirmed = this.#client.wait(replicas, Math.ceil(this.#commandTimeout / 2));
+        this.#confirming = undefined;
+        return this.#confirmed;
+      });
+    return this.#confirming;
+  }
+
+  /**
+   * A connection on which nothing was heard for a whole commandTimeout may be dead without knowing: a new one is made.
+   *
+   * @param sent when the request was sent that is not answered, on the monotonic clock
+   */
+  doubt(sent: number): void {
     const silent = this.#heardAt < sent && performance.now() - sent >= this.#commandTimeout;
-    if (silent && this.#client.status === 'ready' && !this.#client.isCluster) {
-      (this.#client as Redis).disconnect(true);
-    }
+    if (silent && this.#client.status === 'ready') this.#client.disconnect(true);
   }
-
-  readonly #countLostConnection = (): void => {
-    this.#lostConnections += 1;
-  };
 }
 
-function wantedFor(ms: number): () => boolean {
+/** @param onSilence told when the request was sent, if it is not answered in time */
+export async function bounded<T>(
+  reply: Promise<T>,
+  keys: readonly ResourceKeys[],
+  timeout: number,
+  onSilence: (sent: number) => void,
+): Promise<T> {
+  const sent = performance.now();
+  try {
+    return await within(timeout, reply);
+  } catch (error) {
+    if (error instanceof DeadlineError) onSilence(sent);
+    throw unavailable(error, keys);
+  }
+}
+
+export function wantedFor(ms: number): () => boolean {
   const deadline = performance.now() + ms;
   return () => performance.now() <= deadline;
 }

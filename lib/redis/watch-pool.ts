@@ -4,8 +4,6 @@ import { openCommitConnection } from './commit-connection.js';
 import type { CommitConnectionParts } from './commit-connection.js';
 import { within } from './deadline.js';
 
-/** Connections at most. */
-const SIZE = 8;
 /** Kept for users that have one already, in an outer scope: what they wait for must not wait for them. */
 const RESERVED = 1;
 
@@ -23,6 +21,7 @@ interface Waiting {
  */
 export class WatchPool {
   readonly #parts: CommitConnectionParts;
+  readonly #size: number;
   #idle: Redis[] = [];
   readonly #taken = new Set<Redis>();
   /** Taken, or about to be opened. */
@@ -30,8 +29,10 @@ export class WatchPool {
   readonly #waiting: Waiting[] = [];
   #closed = false;
 
-  constructor(parts: CommitConnectionParts) {
+  /** @param size connections at most */
+  constructor(parts: CommitConnectionParts, size: number) {
     this.#parts = parts;
+    this.#size = size;
   }
 
   /**
@@ -83,7 +84,7 @@ export class WatchPool {
     }
     if (held > 1) {
       throw new LockUnavailableError(
-        `All ${SIZE} connections for watch() are in use, and scopes around this one have ${held} of them: waiting might never end`,
+        `All ${this.#size} connections for watch() are in use, and scopes around this one have ${held} of them: waiting might never end`,
       );
     }
     let proceed: Waiting['proceed'] = () => undefined;
@@ -98,13 +99,13 @@ export class WatchPool {
       const place = this.#waiting.indexOf(entry);
       if (place < 0) return turn; // also when its turn came in the moment of the deadline
       this.#waiting.splice(place, 1);
-      const message = `All ${SIZE} connections for watch() are in use, for as long as the lease lasts`;
+      const message = `All ${this.#size} connections for watch() are in use, for as long as the lease lasts`;
       throw new LockUnavailableError(message, { cause: error });
     }
   }
 
   #has(nested: boolean): boolean {
-    return this.#inUse < (nested ? SIZE : SIZE - RESERVED);
+    return this.#inUse < (nested ? this.#size : this.#size - RESERVED);
   }
 
   /** Passes a place on: to one that others may be waiting for, or else to the first in line. */

@@ -11,11 +11,12 @@ import type { LeaseKeeper } from '../lock/lease-keeper.js';
 import type { Lease } from '../lock/lease.js';
 import { needsTwoSteps, sendCommit } from '../redis/commit-pipeline.js';
 import type { CommitAnswer, CommitRequest } from '../redis/commit-pipeline.js';
-import type { Connections } from '../redis/connections.js';
 import { pause } from '../redis/deadline.js';
 import { now } from '../redis/instant.js';
+import type { Claim, ResourceKeys } from '../redis/lock-keys.js';
 import type { LockStore } from '../redis/lock-store.js';
 import { isReply } from '../redis/redis-client.js';
+import type { Servers } from '../redis/servers.js';
 import type { QueuedCommand } from './lock-transaction.js';
 import type { Watch } from './watch.js';
 
@@ -51,13 +52,13 @@ export interface CommitOrder {
  */
 export class GuardedCommit {
   readonly #store: LockStore;
-  readonly #connections: Connections;
+  readonly #servers: Servers;
   readonly #keeper: LeaseKeeper;
   readonly #commandTimeout: number;
 
-  constructor(store: LockStore, connections: Connections, keeper: LeaseKeeper, commandTimeout: number) {
+  constructor(store: LockStore, servers: Servers, keeper: LeaseKeeper, commandTimeout: number) {
     this.#store = store;
-    this.#connections = connections;
+    this.#servers = servers;
     this.#keeper = keeper;
     this.#commandTimeout = commandTimeout;
   }
@@ -78,6 +79,7 @@ export class GuardedCommit {
     try {
       const fencingToken = lease.fencingTokens[0] ?? 0;
       const request = { claim: lease, fencingToken, alsoHeld, number: ++lease.commits, commands, keep };
+      this.#assertOneSlot(request);
       const answer = await this.#send(order, request);
       if (answer.outcome === 'unanswered') return await this.#settle(order, request, answer.error);
       return this.#conclude(order, answer);
@@ -87,34 +89,57 @@ export class GuardedCommit {
     }
   }
 
+  /** @throws LockTransactionError: in a cluster, a transaction has one server, and one slot there */
+  #assertOneSlot({ claim, alsoHeld }: CommitRequest): void {
+    const first = firstOf(claim);
+    const slot = this.#servers.slotOf(first.owner);
+    if (slot === undefined) return;
+    for (const other of [claim, ...alsoHeld].flatMap(({ keys }) => keys)) {
+      if (this.#servers.slotOf(other.owner) === slot) continue;
+      throw new LockTransactionError(
+        `The locks on "${first.resource}" and "${other.resource}" are in different slots of the cluster, where no ` +
+          'transaction can have both; give them a `slot` in common. Nothing was applied',
+        { applied: 'none', resources: [first.resource, other.resource] },
+      );
+    }
+  }
+
   /**
    * Sends it; again, for as long as one command may take, while Redis could not take it and the lock is still held.
    * What was watched is gone after the first time, so that then the work has to decide.
    */
   async #send(order: CommitOrder, request: CommitRequest): Promise<CommitAnswer> {
     if (order.watch) return this.#sendWatching(order, order.watch, request);
-    const { commits } = this.#connections;
     const twoSteps = needsTwoSteps(request);
     const until = performance.now() + this.#commandTimeout;
     for (let tries = 1; ; tries += 1) {
-      const answer = await (
-        twoSteps
-          ? commits.alone((redis) => this.#sendOnce(redis, order, request, true))
-          : commits.share((redis) => this.#sendOnce(redis, order, request, false))
-      ).catch((error: unknown) => notReached(error));
+      const answer = await this.#sendUnwatched(order, request, twoSteps);
       if (answer.outcome === 'changed') {
         if (tries === MAX_TRIES) return answer;
       } else {
         if (!mayPassLater(answer) || performance.now() + PAUSE > until) return answer;
         await pause(Math.min(PAUSE, order.lease.remaining));
+        await this.#servers.lookAgain();
       }
+    }
+  }
+
+  async #sendUnwatched(order: CommitOrder, request: CommitRequest, twoSteps: boolean): Promise<CommitAnswer> {
+    try {
+      const { commits } = await this.#servers.of(firstOf(order.lease));
+      const drop = (doubtful: Redis) => commits.drop(doubtful);
+      const send = (redis: Redis) => this.#sendOnce(redis, order, request, twoSteps, drop);
+      return await (twoSteps ? commits.alone(send) : commits.share(send));
+    } catch (error) {
+      return notReached(error);
     }
   }
 
   async #sendWatching(order: CommitOrder, watch: Watch, request: CommitRequest): Promise<CommitAnswer> {
     let state: 'clean' | 'doubtful' = 'doubtful';
     try {
-      const answer = await this.#sendOnce(await watch.connection(), order, request, true);
+      const drop = (doubtful: Redis) => doubtful.disconnect(); // and never used again, see below
+      const answer = await this.#sendOnce(await watch.connection(), order, request, true, drop);
       const { outcome } = answer;
       if (outcome === 'applied' || outcome === 'changed') state = 'clean';
       return mayPassLater(answer) ? { outcome: 'changed' } : answer;
@@ -125,13 +150,12 @@ export class GuardedCommit {
 
   async #sendOnce(
     redis: Redis,
-    { lease, alsoHeld, watch }: CommitOrder,
+    { lease, alsoHeld }: CommitOrder,
     request: CommitRequest,
     twoSteps: boolean,
+    drop: (doubtful: Redis) => void,
   ): Promise<CommitAnswer> {
     if ([lease, ...alsoHeld].some(({ remaining }) => remaining <= 0)) return { outcome: 'lost' };
-    const { commits, watches } = this.#connections;
-    const drop = (doubtful: Redis) => (watch ? watches.drop(doubtful) : commits.drop(doubtful));
     // A renewal between WATCH and EXEC would make Redis refuse the commit.
     this.#keeper.pauseRenewal(lease);
     try {
@@ -208,6 +232,12 @@ export class GuardedCommit {
       await pause(Math.min(PAUSE, lease.remaining));
     }
   }
+}
+
+function firstOf({ keys }: Claim): ResourceKeys {
+  const [first] = keys;
+  if (first === undefined) throw new LockTransactionError('A commit needs a lock', { applied: 'none' });
+  return first;
 }
 
 /**

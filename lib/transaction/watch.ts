@@ -3,6 +3,7 @@ import { LockConflictError, LockUnavailableError } from '../errors/lock.errors.j
 import type { Lease } from '../lock/lease.js';
 import { within } from '../redis/deadline.js';
 import { isReply } from '../redis/redis-client.js';
+import type { Servers } from '../redis/servers.js';
 import type { WatchPool } from '../redis/watch-pool.js';
 
 /**
@@ -10,7 +11,7 @@ import type { WatchPool } from '../redis/watch-pool.js';
  * by. Whoever commits has to call {@link connection} and then {@link end}; whoever does not, only {@link end}.
  */
 export class Watch {
-  readonly #pool: WatchPool;
+  readonly #pool: Promise<WatchPool>;
   readonly #lease: Lease;
   readonly #commandTimeout: number;
   /** Every watch() so far, one after the other. */
@@ -18,11 +19,11 @@ export class Watch {
   #ended = false;
 
   /** @param held connections that the scopes have in which the work runs */
-  constructor(pool: WatchPool, lease: Lease, held: number, commandTimeout: number) {
-    this.#pool = pool;
+  constructor(servers: Servers, lease: Lease, held: number, commandTimeout: number) {
+    this.#pool = poolFor(servers, lease);
     this.#lease = lease;
     this.#commandTimeout = commandTimeout;
-    this.#watched = pool.take(held, lease.remaining);
+    this.#watched = this.#pool.then((pool) => pool.take(held, lease.remaining));
     this.#watched.catch(() => undefined); // heard of in add() and connection()
   }
 
@@ -59,12 +60,13 @@ export class Watch {
     this.#ended = true;
     const redis = await this.#watched.catch(() => undefined);
     if (redis === undefined) return;
+    const pool = await this.#pool;
     try {
       if (state === 'doubtful') throw new Error('It is not known what is watched on the connection');
       if (state === 'watching') await within(this.#commandTimeout, redis.unwatch());
-      this.#pool.giveBack(redis);
+      pool.giveBack(redis);
     } catch {
-      this.#pool.drop(redis); // nobody needs it any more
+      pool.drop(redis); // nobody needs it any more
     }
   }
 
@@ -73,7 +75,7 @@ export class Watch {
       await within(this.#commandTimeout, redis.watch(...keys));
       return redis;
     } catch (error) {
-      this.#pool.drop(redis);
+      (await this.#pool).drop(redis);
       const { resources } = this.#lease;
       if (error instanceof Error && isReply(error)) {
         const message = `Redis refused to watch: ${error.message}`;
@@ -89,4 +91,10 @@ export class Watch {
       cause,
     });
   }
+}
+
+async function poolFor(servers: Servers, { keys }: Lease): Promise<WatchPool> {
+  const [first] = keys;
+  if (first === undefined) throw new LockUnavailableError('A lock without a resource watches nothing');
+  return (await servers.of(first)).watches;
 }

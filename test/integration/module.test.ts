@@ -77,7 +77,7 @@ describe('RedisLockModule', () => {
     ['ttl', 5],
     ['ttl', '1000'],
     ['wait', -1],
-    ['replicas', 1],
+    ['replicas', -1],
     ['maxWaiters', -1],
     ['commandTimeout', 0],
     ['commandTimeout', Infinity],

@@ -1,0 +1,67 @@
+import type { ClusterServers } from './cluster-servers.js';
+import { pause } from './deadline.js';
+import type { ResourceKeys } from './lock-keys.js';
+import { isReply } from './redis-client.js';
+import type { ClaimScript, Script } from './script-parts.js';
+import { bounded, wantedFor } from './script-runner.js';
+import type { Runner, ScriptRunner } from './script-runner.js';
+import type { Server } from './server.js';
+
+/** What a server says of keys that it does not have, or not all of, or must not write. */
+const ELSEWHERE = /^(MOVED|ASK|TRYAGAIN|CLUSTERDOWN|READONLY|MASTERDOWN|LOADING)\b/;
+/** ms until keys are asked for again that are on their way from one server to another. */
+const MOVING_PAUSE = 50;
+
+/**
+ * Runs each script on the server that has its keys, and follows them when they move. All scripts can be sent twice:
+ * they are idempotent by token.
+ */
+export class ClusterRunner implements Runner {
+  readonly #servers: ClusterServers;
+  readonly #commandTimeout: number;
+  readonly #runnerOf: (server: Server) => ScriptRunner;
+
+  /** @param runnerOf which of the connections to a server this one uses */
+  constructor(servers: ClusterServers, commandTimeout: number, runnerOf: (server: Server) => ScriptRunner) {
+    this.#servers = servers;
+    this.#commandTimeout = commandTimeout;
+    this.#runnerOf = runnerOf;
+  }
+
+  async run(
+    script: Script | ClaimScript,
+    keys: readonly string[],
+    argv: readonly (string | number)[],
+    isWanted = wantedFor(this.#commandTimeout),
+  ): Promise<unknown> {
+    const [name = ''] = keys;
+    for (;;) {
+      try {
+        const server = await this.#servers.ofName(name);
+        return await this.#runnerOf(server).run(script, keys, argv, isWanted);
+      } catch (error) {
+        // Redis' own errors about the script are final; a closed connection may be that of a server that is gone.
+        const isFinal = error instanceof Error && isReply(error) && !ELSEWHERE.test(error.message);
+        if (isFinal || !isWanted() || this.#servers.isClosed) throw error;
+        await pause(MOVING_PAUSE);
+        await this.#servers.lookAgain();
+      }
+    }
+  }
+
+  ready(): Promise<void> | undefined {
+    return undefined; // each request looks for its server
+  }
+
+  bounded<T>(reply: Promise<T>, keys: readonly ResourceKeys[], timeout?: number): Promise<T> {
+    return bounded(reply, keys, Math.min(timeout ?? Infinity, this.#commandTimeout), (sent) => {
+      const [first] = keys;
+      const server = first && this.#servers.of(first);
+      if (server && 'runner' in server) this.#runnerOf(server).doubt(sent);
+    });
+  }
+
+  async confirmed(name: string, replicas: number): Promise<number> {
+    return this.#runnerOf(await this.#servers.ofName(name)).confirmed(name, replicas);
+  }
+}

@@ -1,0 +1,214 @@
+import calculateSlot from 'cluster-key-slot';
+import type { Cluster, Redis, RedisOptions } from 'ioredis';
+import { LockUnavailableError } from '../errors/lock.errors.js';
+import { ClusterRunner } from './cluster-runner.js';
+import { pause, within } from './deadline.js';
+import type { ResourceKeys } from './lock-keys.js';
+import { Server } from './server.js';
+import type { ServerParts } from './server.js';
+import type { Servers } from './servers.js';
+
+/** ms between two looks at who has which slots, at least. */
+const LOOK_PAUSE = 50;
+/** ms between two looks while a server cannot be reached: it may have been replaced. */
+const OUTAGE_PAUSE = 250;
+
+/**
+ * The masters of a Redis Cluster, each with connections of our own, for ioredis' Cluster sends a whole pipeline again
+ * whose reply was lost. Of the client only its knowledge is used: which server has which slots.
+ */
+export class ClusterServers implements Servers {
+  readonly runner: ClusterRunner;
+  readonly acquires: ClusterRunner;
+  readonly #client: Cluster;
+  readonly #parts: Omit<ServerParts, 'duplicate'>;
+  readonly #prefix: string;
+  /** By `host:port`. */
+  readonly #servers = new Map<string, Server>();
+  readonly #closing = new AbortController();
+  #lostConnections = 0;
+  #looking: Promise<void> | undefined;
+  #lookedAt = -Infinity;
+  /** Whether anybody has waited yet. */
+  #listens = false;
+  /** Servers whose connection for scripts is down. */
+  readonly #down = new Set<string>();
+  #watching: Promise<void> | undefined;
+
+  constructor(client: Cluster, parts: Omit<ServerParts, 'duplicate'>) {
+    this.#client = client;
+    this.#parts = parts;
+    this.#prefix = client.options.keyPrefix ?? '';
+    this.runner = new ClusterRunner(this, parts.commandTimeout, (server) => server.runner);
+    this.acquires = new ClusterRunner(this, parts.commandTimeout, (server) => server.acquires);
+  }
+
+  get isClosed(): boolean {
+    return this.#closing.signal.aborted;
+  }
+
+  get lostConnections(): number {
+    return this.#lostConnections;
+  }
+
+  /** @throws LockUnavailableError when no server is known that has the slot */
+  of({ owner }: ResourceKeys): Server | Promise<Server> {
+    return this.ofName(owner);
+  }
+
+  ofName(name: string): Server | Promise<Server> {
+    return this.#find(name) ?? this.#search(name);
+  }
+
+  slotOf(name: string): number {
+    return calculateSlot(this.#prefix + name);
+  }
+
+  async all(): Promise<readonly Server[]> {
+    await this.#ready();
+    return this.#masters().map((address) => this.#serverAt(address));
+  }
+
+  /** Asks the cluster who has which slots now; once for all who want to know at the same time. */
+  lookAgain(): Promise<void> {
+    this.#looking ??= this.#look().finally(() => (this.#looking = undefined));
+    return this.#looking;
+  }
+
+  async close(): Promise<void> {
+    this.#closing.abort();
+    await Promise.all([...this.#servers.values()].map((server) => server.close()));
+    this.#servers.clear();
+    await this.#watching;
+  }
+
+  subscribed(keys: ResourceKeys): Promise<void> | undefined {
+    this.#listens = true;
+    const server = this.#find(keys.owner);
+    if (server?.wakeUps.isReady) return undefined;
+    return this.#subscribedLater(keys);
+  }
+
+  async #subscribedLater(keys: ResourceKeys): Promise<void> {
+    const server = await this.of(keys);
+    await server.wakeUps.ready();
+  }
+
+  /** Never rejects: who asks there then is told. */
+  async #listenTo(server: Server): Promise<void> {
+    await server.wakeUps.ready().catch(() => undefined);
+  }
+
+  #find(name: string): Server | undefined {
+    const [address] = this.#client.slots[this.slotOf(name)] ?? [];
+    return address === undefined ? undefined : this.#serverAt(address);
+  }
+
+  async #search(name: string): Promise<Server> {
+    await this.#ready();
+    const server = this.#find(name);
+    if (server) return server;
+    throw unreachable(`No server of the cluster has slot ${this.slotOf(name)} at the moment`);
+  }
+
+  async #ready(): Promise<void> {
+    if (this.#client.status === 'wait') this.#client.connect().catch(() => undefined); // tries again by itself
+    if (this.#client.slots.length > 0) return;
+    const { commandTimeout } = this.#parts;
+    const until = performance.now() + commandTimeout;
+    while (this.#client.slots.length === 0 && performance.now() < until) {
+      if (this.#closing.signal.aborted) throw new LockUnavailableError('The connections to Redis are closed');
+      await pause(10, this.#closing.signal);
+    }
+    if (this.#client.slots.length === 0) {
+      throw unreachable(`The cluster did not answer within ${commandTimeout} ms`);
+    }
+  }
+
+  #masters(): string[] {
+    return [...new Set(this.#client.slots.flatMap(([master]) => (master === undefined ? [] : [master])))];
+  }
+
+  #serverAt(address: string): Server {
+    if (this.#closing.signal.aborted) throw new LockUnavailableError('The connections to Redis are closed');
+    const known = this.#servers.get(address);
+    if (known) return known;
+    const node = this.#nodeAt(address);
+    const { listener } = this.#parts;
+    const server = new Server({
+      ...this.#parts,
+      duplicate: (options: RedisOptions) =>
+        node.duplicate({ ...options, ...(this.#prefix === '' ? {} : { keyPrefix: this.#prefix }) }),
+      listener: {
+        ...listener,
+        onReady: () => {
+          this.#down.delete(address);
+          listener.onReady();
+        },
+        onLost: () => {
+          this.#lostConnections += 1;
+          this.#down.add(address);
+          this.#watching ??= this.#watchOutage().finally(() => (this.#watching = undefined));
+        },
+      },
+    });
+    this.#servers.set(address, server);
+    return server;
+  }
+
+  #nodeAt(address: string): Redis {
+    const node = this.#client
+      .nodes('all')
+      .find(({ options }) => `${options.host ?? '127.0.0.1'}:${options.port ?? 6_379}` === address);
+    if (node) return node;
+    throw unreachable(`The server ${address} is not known any more`);
+  }
+
+  async #look(): Promise<void> {
+    const since = performance.now() - this.#lookedAt;
+    if (since < LOOK_PAUSE) await pause(LOOK_PAUSE - since, this.#closing.signal);
+    this.#lookedAt = performance.now();
+    const before = new Map([...this.#servers.keys()].map((address) => [address, this.#slotsOf(address)]));
+    const refreshed = new Promise<void>((resolve) => this.#client.refreshSlotsCache(() => resolve()));
+    await within(this.#parts.commandTimeout, refreshed).catch(() => undefined); // whoever asks next tries again
+    if (this.#closing.signal.aborted) return;
+    const masters = new Set(this.#masters());
+    if (masters.size === 0) return;
+    for (const [address, server] of this.#servers) {
+      if (masters.has(address)) continue;
+      // It has nothing any more: what waits for it there has to ask elsewhere.
+      this.#servers.delete(address);
+      this.#down.delete(address);
+      await server.close();
+    }
+    const hasMoved = [...masters].some((address) => before.get(address) !== this.#slotsOf(address));
+    if (!hasMoved || before.size === 0) return;
+    // Waiters have to be heard of where their lines are now.
+    if (this.#listens) for (const address of masters) void this.#listenTo(this.#serverAt(address));
+    this.#parts.listener.onSubscribed();
+  }
+
+  /** How many slots it has, in words that differ when they do. */
+  #slotsOf(address: string): string {
+    let [count, sum] = [0, 0];
+    this.#client.slots.forEach(([master], slot) => {
+      if (master !== address) return;
+      count += 1;
+      sum += slot;
+    });
+    return `${count}/${sum}`;
+  }
+
+  /** Never rejects. A server that cannot be reached may have been replaced, and nobody would say so. */
+  async #watchOutage(): Promise<void> {
+    while (this.#down.size > 0 && !this.#closing.signal.aborted) {
+      await this.lookAgain();
+      await pause(OUTAGE_PAUSE, this.#closing.signal);
+    }
+  }
+}
+
+/** Nothing was sent, and it may be otherwise a moment later: its cause tells that from what is final. */
+function unreachable(message: string): LockUnavailableError {
+  return new LockUnavailableError(message, { cause: new Error(message) });
+}

@@ -1,0 +1,95 @@
+import type { Redis, RedisOptions } from 'ioredis';
+import { CommitConnection } from './commit-connection.js';
+import { ScriptRunner } from './script-runner.js';
+import { WakeUpChannel } from './wake-up-channel.js';
+import { WatchPool } from './watch-pool.js';
+
+/** Reconnects soon and for ever. Nothing is queued while it is down: ScriptRunner waits, and knows what was not sent. */
+const SCRIPTS_CONNECTION = {
+  lazyConnect: true,
+  disconnectTimeout: 0,
+  retryStrategy: (attempt: number) => Math.min(50 * attempt, 1_000),
+  reconnectOnError: null,
+  enableOfflineQueue: false,
+  enableAutoPipelining: false,
+  autoResubscribe: false,
+  maxRetriesPerRequest: null,
+  commandTimeout: undefined,
+  monitor: false,
+  readOnly: false,
+} as const satisfies RedisOptions;
+
+/** Connections for watch(); with them a service has 12 to a server at most, the user's client included. */
+const POOL_SIZE = 8;
+
+export interface ServerListener {
+  onError(error: Error): void;
+  /** The connection for scripts is there, or there again. */
+  onReady(): void;
+  /** The connection for scripts was lost: what was under way may be sent again. */
+  onLost(): void;
+  /** The lock of this token was handed over to it. */
+  onWakeUp(token: string): void;
+  /** Messages may have been lost before this. */
+  onSubscribed(): void;
+}
+
+export interface ServerParts {
+  /** Makes a connection to the server. */
+  readonly duplicate: (options: RedisOptions) => Redis;
+  readonly keyPrefix: string;
+  /** On which this service hears that its waiters got a lock. */
+  readonly channel: string;
+  readonly commandTimeout: number;
+  /** That have to confirm what is acquired. */
+  readonly replicas: number;
+  readonly listener: ServerListener;
+}
+
+/** The connections of one lock service to one Redis server: each for one purpose, 11 at most. */
+export class Server {
+  /** For the lock scripts. */
+  readonly runner: ScriptRunner;
+  /** For what takes locks: the same, unless replicas have to confirm that, for WAIT blocks a connection. */
+  readonly acquires: ScriptRunner;
+  /** For commits, shared by all of them. */
+  readonly commits: CommitConnection;
+  /** For commits that depend on watched keys. */
+  readonly watches: WatchPool;
+  readonly wakeUps: WakeUpChannel;
+  readonly #scripts: Redis[] = [];
+
+  constructor({ duplicate, keyPrefix, channel, commandTimeout, replicas, listener }: ServerParts) {
+    const onError = (error: Error) => listener.onError(error);
+    const commit = { duplicate, keyPrefix, timeout: commandTimeout, onError };
+    this.commits = new CommitConnection(commit);
+    this.watches = new WatchPool(commit, replicas > 0 ? POOL_SIZE - 1 : POOL_SIZE);
+    this.wakeUps = new WakeUpChannel(duplicate, channel, {
+      onToken: (token) => listener.onWakeUp(token),
+      onSubscribed: () => listener.onSubscribed(),
+      onError,
+    });
+    const connect = () => {
+      const redis = duplicate(SCRIPTS_CONNECTION);
+      redis.on('error', onError);
+      redis.on('ready', () => listener.onReady());
+      redis.on('close', () => listener.onLost());
+      this.#scripts.push(redis);
+      return new ScriptRunner(redis, commandTimeout);
+    };
+    this.runner = connect();
+    this.acquires = replicas > 0 ? connect() : this.runner;
+  }
+
+  /** One step of a search through all keys; see SCAN. */
+  async scan(cursor: string, pattern: string, count: number): Promise<[next: string, keys: string[]]> {
+    return this.runner.scan(cursor, pattern, count);
+  }
+
+  async close(): Promise<void> {
+    this.wakeUps.close();
+    this.watches.close();
+    await this.commits.close();
+    for (const redis of this.#scripts) redis.disconnect();
+  }
+}
