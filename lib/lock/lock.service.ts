@@ -97,6 +97,7 @@ export class LockService
       scopes,
       redis: client,
       knownCommands: new Set(client.getBuiltinCommands().flatMap((name) => [name, `${name}Buffer`])),
+      slotOf: (name) => servers.slotOf(name),
       logger: this.#logger,
     });
   }

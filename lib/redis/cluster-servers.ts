@@ -21,7 +21,7 @@ export class ClusterServers implements Servers {
   readonly runner: ClusterRunner;
   readonly acquires: ClusterRunner;
   readonly #client: Cluster;
-  readonly #parts: Omit<ServerParts, 'duplicate'>;
+  readonly #parts: Omit<ServerParts, 'duplicate' | 'has'>;
   readonly #prefix: string;
   /** By `host:port`. */
   readonly #servers = new Map<string, Server>();
@@ -35,7 +35,7 @@ export class ClusterServers implements Servers {
   readonly #down = new Set<string>();
   #watching: Promise<void> | undefined;
 
-  constructor(client: Cluster, parts: Omit<ServerParts, 'duplicate'>) {
+  constructor(client: Cluster, parts: Omit<ServerParts, 'duplicate' | 'has'>) {
     this.#client = client;
     this.#parts = parts;
     this.#prefix = client.options.keyPrefix ?? '';
@@ -139,6 +139,7 @@ export class ClusterServers implements Servers {
       ...this.#parts,
       duplicate: (options: RedisOptions) =>
         node.duplicate({ ...options, ...(this.#prefix === '' ? {} : { keyPrefix: this.#prefix }) }),
+      has: ({ owner }) => this.#client.slots[this.slotOf(owner)]?.[0] === address,
       listener: {
         ...listener,
         onReady: () => {

@@ -1,19 +1,24 @@
-import { randomUUID } from 'node:crypto';
 import type { Redis } from 'ioredis';
 import { LockUnavailableError } from '../errors/lock.errors.js';
 import { sendCommit } from './commit-pipeline.js';
 import { within } from './deadline.js';
-import { resourceKeys, triples } from './lock-keys.js';
+import { triples } from './lock-keys.js';
+import type { ResourceKeys } from './lock-keys.js';
 import { RELEASE } from './lock-scripts.js';
 
 /**
  * Tries a new commit connection out before anything depends on it: a commit under a lock that nobody holds has to
  * be refused. It is not where WATCH, MULTI or a script is denied, or where a proxy swallows one of them.
  *
+ * @param keys of a resource that nobody uses, where the server has it
  * @throws LockUnavailableError with Redis' error as its cause
  */
-export async function checkCommitConnection(redis: Redis, keyPrefix: string, timeout: number): Promise<void> {
-  const keys = resourceKeys(keyPrefix, `check:${randomUUID()}`);
+export async function checkCommitConnection(
+  redis: Redis,
+  keyPrefix: string,
+  keys: ResourceKeys,
+  timeout: number,
+): Promise<void> {
   const request = {
     claim: { token: 'nobody:0:0', keys: [keys] },
     fencingToken: 0,

@@ -2,6 +2,7 @@ import type { Redis, RedisOptions } from 'ioredis';
 import { LockError, LockUnavailableError } from '../errors/lock.errors.js';
 import { checkCommitConnection } from './commit-check.js';
 import { within } from './deadline.js';
+import type { ResourceKeys } from './lock-keys.js';
 
 /** What it must not inherit: it never reconnects, resends, queues or times out by itself. */
 const OPTIONS = {
@@ -25,6 +26,8 @@ export interface CommitConnectionParts {
   /** Makes a connection to where the locks are. */
   readonly duplicate: (options: RedisOptions) => Redis;
   readonly keyPrefix: string;
+  /** Keys that nobody uses, where the server has them. */
+  readonly unusedKeys: () => ResourceKeys;
   readonly timeout: number;
   readonly onError: (error: Error) => void;
 }
@@ -35,12 +38,12 @@ export interface CommitConnectionParts {
  * @throws LockUnavailableError when there is none within the timeout, or Redis does not allow commits on it
  */
 export async function openCommitConnection(parts: CommitConnectionParts): Promise<Redis> {
-  const { duplicate, keyPrefix, timeout, onError } = parts;
+  const { duplicate, keyPrefix, unusedKeys, timeout, onError } = parts;
   const redis = duplicate({ ...OPTIONS, connectTimeout: timeout });
   redis.on('error', onError);
   try {
     await within(timeout, redis.connect());
-    await checkCommitConnection(redis, keyPrefix, timeout);
+    await checkCommitConnection(redis, keyPrefix, unusedKeys(), timeout);
     return redis;
   } catch (error) {
     redis.disconnect();

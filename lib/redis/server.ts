@@ -1,5 +1,8 @@
+import { randomUUID } from 'node:crypto';
 import type { Redis, RedisOptions } from 'ioredis';
 import { CommitConnection } from './commit-connection.js';
+import { resourceKeys } from './lock-keys.js';
+import type { ResourceKeys } from './lock-keys.js';
 import { ScriptRunner } from './script-runner.js';
 import { WakeUpChannel } from './wake-up-channel.js';
 import { WatchPool } from './watch-pool.js';
@@ -22,6 +25,9 @@ const SCRIPTS_CONNECTION = {
 /** Connections for watch(); with them a service has 12 to a server at most, the user's client included. */
 const POOL_SIZE = 8;
 
+/** To find a key that a server has, however few slots it has of all. */
+const MAX_TRIES = 100_000;
+
 export interface ServerListener {
   onError(error: Error): void;
   /** The connection for scripts is there, or there again. */
@@ -38,6 +44,8 @@ export interface ServerParts {
   /** Makes a connection to the server. */
   readonly duplicate: (options: RedisOptions) => Redis;
   readonly keyPrefix: string;
+  /** Whether the server has these keys; default: it has all. */
+  readonly has?: (keys: ResourceKeys) => boolean;
   /** On which this service hears that its waiters got a lock. */
   readonly channel: string;
   readonly commandTimeout: number;
@@ -59,9 +67,16 @@ export class Server {
   readonly wakeUps: WakeUpChannel;
   readonly #scripts: Redis[] = [];
 
-  constructor({ duplicate, keyPrefix, channel, commandTimeout, replicas, listener }: ServerParts) {
+  constructor(parts: ServerParts) {
+    const { duplicate, keyPrefix, channel, commandTimeout, replicas, listener } = parts;
     const onError = (error: Error) => listener.onError(error);
-    const commit = { duplicate, keyPrefix, timeout: commandTimeout, onError };
+    const commit = {
+      duplicate,
+      keyPrefix,
+      unusedKeys: () => unusedKeys(parts),
+      timeout: commandTimeout,
+      onError,
+    };
     this.commits = new CommitConnection(commit);
     this.watches = new WatchPool(commit, replicas > 0 ? POOL_SIZE - 1 : POOL_SIZE);
     this.wakeUps = new WakeUpChannel(duplicate, channel, {
@@ -91,5 +106,14 @@ export class Server {
     this.watches.close();
     await this.commits.close();
     for (const redis of this.#scripts) redis.disconnect();
+  }
+}
+
+/** The more servers there are, the more tries it takes to find one in a slot of this server. */
+function unusedKeys({ keyPrefix, has = () => true }: ServerParts): ResourceKeys {
+  const name = `check:${randomUUID()}`;
+  for (let tries = 0; ; tries += 1) {
+    const keys = resourceKeys(keyPrefix, `${name}:${tries}`);
+    if (tries === MAX_TRIES || has(keys)) return keys;
   }
 }

@@ -12,8 +12,8 @@ import { resourcesOf } from '../redis/lock-keys.js';
 import type { ResourceKeys } from '../redis/lock-keys.js';
 import type { RedisClient } from '../redis/redis-client.js';
 import { LockContext } from './lock-context.js';
-import { CommandQueue } from './lock-transaction.js';
-import type { LockTransaction, QueuedCommand } from './lock-transaction.js';
+import { CommandQueue, keyElsewhere } from './lock-transaction.js';
+import type { LockTransaction, QueuedCommand, TransactionClient } from './lock-transaction.js';
 import type { Watch } from './watch.js';
 
 /** A lock that was granted: what its holder gets, and what keeps it. */
@@ -23,11 +23,10 @@ export interface Grant {
 }
 
 /** What all scopes of a lock service have in common. */
-export interface ScopeHost {
+export interface ScopeHost extends TransactionClient {
   /** The lock service: scopes of different ones never join. */
   readonly service: object;
   readonly redis: RedisClient;
-  readonly knownCommands: ReadonlySet<string>;
   /** Applies commands now, under the lock and what it relies on, and keeps them. Ends the watch. */
   commitNow(
     lease: Lease,
@@ -100,7 +99,7 @@ export class LockScope extends LockContext {
     this.#transaction = transaction;
     this.#joined = joined;
     if (setting.borrowed.length > 0) this.#borrowed = new Set(setting.borrowed);
-    this.#queue = new CommandQueue(host.knownCommands, setting.keys, () => this.#assertOpen());
+    this.#queue = new CommandQueue(host, setting.keys, () => this.#assertOpen());
     // Work takes its context apart: `({ multi, key }) => ..`
     this.key = this.key.bind(this);
     this.watch = this.watch.bind(this);
@@ -141,6 +140,8 @@ export class LockScope extends LockContext {
     if (keys.length === 0 || keys.some((key: unknown) => typeof key !== 'string' || key === '')) {
       throw new LockConfigurationError('watch() needs keys, each a string that is not empty');
     }
+    const elsewhere = keyElsewhere(this.#host, this.#setting.keys, () => keys);
+    if (elsewhere) throw new LockConfigurationError(`watch(): ${elsewhere}`);
     const committer = this.#committer;
     committer.#watch ??= this.#host.openWatch(this.#root.#grant.lease, watchersAround(committer));
     try {

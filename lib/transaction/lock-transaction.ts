@@ -1,3 +1,4 @@
+import { Command } from 'ioredis';
 import type { RedisCommander } from 'ioredis';
 import { LockTransactionError } from '../errors/lock.errors.js';
 import { resourcesOf } from '../redis/lock-keys.js';
@@ -42,6 +43,28 @@ export interface LockTransaction extends Omit<RedisCommander<{ type: 'guarded' }
   readonly then: (queuedCommandsHaveNoReplyYet: never) => never;
 }
 
+/** What a queue has to know of the client its commands are sent by. */
+export interface TransactionClient {
+  /** Names of the commands that ioredis has, in lower case. */
+  readonly knownCommands: ReadonlySet<string>;
+  /** Slot of a key in a cluster; undefined where there is none. */
+  readonly slotOf: (name: string) => number | undefined;
+}
+
+/** @returns what is wrong with the first of the names that is not in the slot of the lock */
+export function keyElsewhere(
+  { slotOf }: TransactionClient,
+  [lock]: readonly ResourceKeys[],
+  names: () => readonly string[],
+): string | undefined {
+  const slot = lock && slotOf(lock.owner);
+  if (slot === undefined) return undefined;
+  const name = names().find((each) => slotOf(each) !== slot);
+  return name === undefined
+    ? undefined
+    : `key "${name}" is in another slot of the cluster than the lock on "${lock?.resource}"; see context.key()`;
+}
+
 const refused: ReadonlySet<string> = new Set(REFUSED_COMMANDS);
 
 /**
@@ -49,7 +72,7 @@ const refused: ReadonlySet<string> = new Set(REFUSED_COMMANDS);
  * a transaction of which a part is missing is not the one that was meant.
  */
 export class CommandQueue {
-  readonly #known: ReadonlySet<string>;
+  readonly #client: TransactionClient;
   readonly #keys: readonly ResourceKeys[];
   #commands: QueuedCommand[] = [];
   #doom: LockTransactionError | undefined;
@@ -57,9 +80,9 @@ export class CommandQueue {
   /** What the work gets as `multi`. */
   readonly multi: LockTransaction;
 
-  /** @param known names of the commands that ioredis has, in lower case */
-  constructor(known: ReadonlySet<string>, keys: readonly ResourceKeys[], assertOpen: () => void) {
-    this.#known = known;
+  /** @param keys of the lock */
+  constructor(client: TransactionClient, keys: readonly ResourceKeys[], assertOpen: () => void) {
+    this.#client = client;
     this.#keys = keys;
     const queue = new Proxy(Object.create(null) as object, {
       get: (_target, name) => {
@@ -108,10 +131,16 @@ export class CommandQueue {
     if (typeof name !== 'string') throw this.#refuse(`${method}() needs the name of a command`);
     const command = name.trim().toUpperCase();
     if (refused.has(command)) throw this.#refuse(`${command} cannot be part of a guarded transaction`);
-    if (!called && !this.#known.has(method))
+    if (!called && !this.#client.knownCommands.has(method))
       throw this.#refuse(`"${method}" is no command that can be queued`);
     try {
       const taken = args.map((arg) => snapshot(arg, TAKES_AN_OBJECT.has(command)));
+      const elsewhere = keyElsewhere(
+        this.#client,
+        this.#keys,
+        keysOf(command, called ? taken.slice(1) : taken),
+      );
+      if (elsewhere) throw new TypeError(elsewhere);
       this.#commands.push({ method, args: taken });
     } catch (error) {
       throw this.#refuse(`${command} cannot be queued: ${(error as Error).message}`);
@@ -153,4 +182,8 @@ function snapshot(arg: unknown, mayBeObject: boolean): unknown {
     throw new TypeError('an object is no argument; write it as text, with JSON.stringify for example');
   }
   return String(arg);
+}
+
+function keysOf(command: string, args: readonly unknown[]): () => string[] {
+  return () => new Command(command.toLowerCase(), [...args] as string[]).getKeys().map(String);
 }

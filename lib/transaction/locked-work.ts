@@ -33,6 +33,7 @@ export interface LockedWorkParts {
   readonly scopes: LockScopes;
   readonly redis: RedisClient;
   readonly knownCommands: ReadonlySet<string>;
+  readonly slotOf: (name: string) => number | undefined;
   readonly openWatch: (lease: Lease, held: number) => Watch;
   readonly logger: Logger;
 }
@@ -47,12 +48,13 @@ export class LockedWork {
   readonly #host: ScopeHost;
 
   constructor(parts: LockedWorkParts) {
-    const { service, redis, knownCommands, openWatch, logger } = parts;
+    const { service, redis, knownCommands, slotOf, openWatch, logger } = parts;
     this.#parts = parts;
     this.#host = {
       service,
       redis,
       knownCommands,
+      slotOf,
       openWatch,
       commitNow: (...commit) => this.#commitNow(...commit),
       onListenerError: (error) =>

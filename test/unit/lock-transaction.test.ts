@@ -4,7 +4,10 @@ import { CommandQueue } from '../../lib/transaction/lock-transaction.js';
 
 const queueOf = () =>
   new CommandQueue(
-    new Set(['set', 'setBuffer', 'incr', 'discard', 'select', 'subscribe']),
+    {
+      knownCommands: new Set(['set', 'setBuffer', 'incr', 'discard', 'select', 'subscribe']),
+      slotOf: () => undefined,
+    },
     [],
     () => undefined,
   );

@@ -1,0 +1,113 @@
+import { mkdtemp, rm } from 'node:fs/promises';
+import { createServer } from 'node:net';
+import type { AddressInfo } from 'node:net';
+import { tmpdir } from 'node:os';
+import { join } from 'node:path';
+import { Redis } from 'ioredis';
+import { eventually } from '../eventually.js';
+import type { ProvidedRedis } from './provide-redis.js';
+import { privateRedis } from './test-redis.js';
+
+const SLOTS = 16_384;
+const MASTERS = 3;
+
+export interface ClusterNode {
+  readonly server: ProvidedRedis;
+  readonly port: number;
+  /** For the cluster's own messages. */
+  readonly busPort: number;
+  readonly id: string;
+  /** Talks to this node alone. */
+  readonly admin: Redis;
+}
+
+/** A Redis Cluster of three masters with a replica each, as processes that end with this one. */
+export interface RedisCluster {
+  readonly masters: readonly ClusterNode[];
+  readonly replicas: readonly ClusterNode[];
+  /** Where clients can begin to ask. */
+  readonly nodes: { host: string; port: number }[];
+  stop(): Promise<void>;
+}
+
+/** @throws when a server cannot be started: the tests that need one then fail */
+export async function startRedisCluster(): Promise<RedisCluster> {
+  const folders: string[] = [];
+  const all: ClusterNode[] = [];
+  const stop = async () => {
+    for (const { admin } of all) admin.disconnect();
+    await Promise.all(all.map(({ server }) => server.stop()));
+    await Promise.all(folders.map((folder) => rm(folder, { recursive: true, force: true })));
+  };
+  try {
+    for (let i = 0; i < 2 * MASTERS; i += 1) {
+      const folder = await mkdtemp(join(tmpdir(), 'cluster-node-'));
+      folders.push(folder);
+      all.push(await startNode(folder));
+    }
+    const [masters, replicas] = [all.slice(0, MASTERS), all.slice(MASTERS)];
+    await Promise.all(
+      masters.map(({ admin }, i) =>
+        admin.cluster(
+          'ADDSLOTSRANGE',
+          Math.floor((i * SLOTS) / MASTERS),
+          Math.floor(((i + 1) * SLOTS) / MASTERS) - 1,
+        ),
+      ),
+    );
+    await Promise.all(masters.map(({ admin }, i) => admin.cluster('SET-CONFIG-EPOCH', i + 1)));
+    for (const { port, busPort } of all.slice(1)) {
+      await all[0]?.admin.call('CLUSTER', 'MEET', '127.0.0.1', port, busPort);
+    }
+    const knowsAll = async ({ admin }: ClusterNode) => {
+      const nodes = String(await admin.cluster('NODES'));
+      return nodes.trim().split('\n').length === all.length && !nodes.includes('handshake');
+    };
+    await eventually(async () => (await Promise.all(all.map(knowsAll))).every(Boolean), 20_000);
+    for (const [i, { admin }] of replicas.entries()) {
+      await admin.cluster('REPLICATE', masters[i]?.id ?? '');
+    }
+    const isReady = async ({ admin }: ClusterNode) =>
+      String(await admin.cluster('INFO')).includes('cluster_state:ok');
+    await eventually(async () => (await Promise.all(all.map(isReady))).every(Boolean), 20_000);
+    const follows = async ({ admin }: ClusterNode) =>
+      (await admin.info('replication')).includes('master_link_status:up');
+    await eventually(async () => (await Promise.all(replicas.map(follows))).every(Boolean), 20_000);
+    return {
+      masters,
+      replicas,
+      nodes: masters.map(({ port }) => ({ host: '127.0.0.1', port })),
+      stop,
+    };
+  } catch (error) {
+    await stop();
+    throw error;
+  }
+}
+
+async function startNode(folder: string): Promise<ClusterNode> {
+  // The port for the cluster's own messages is usually 10,000 above the other, which may be taken or too high.
+  const busPort = await freePort();
+  const server = await privateRedis([
+    ...['--cluster-enabled', 'yes', '--cluster-node-timeout', '1000'],
+    ...['--cluster-port', String(busPort), '--dir', folder],
+    ...['--repl-diskless-sync-delay', '0', '--cluster-replica-validity-factor', '0'],
+  ]);
+  const admin = new Redis(server.url, { disconnectTimeout: 0 });
+  admin.on('error', () => undefined); // of nodes that a test has killed
+  return {
+    server,
+    admin,
+    port: Number(new URL(server.url).port),
+    busPort,
+    id: String(await admin.cluster('MYID')),
+  };
+}
+
+async function freePort(): Promise<number> {
+  const server = createServer();
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  const { port } = server.address() as AddressInfo;
+  await new Promise((resolve) => server.close(resolve));
+  return port;
+}
