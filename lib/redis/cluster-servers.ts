@@ -89,9 +89,17 @@ export class ClusterServers implements Servers {
     return this.#subscribedLater(keys);
   }
 
+  /** Waits no longer than anybody waits for it. */
   async #subscribedLater(keys: ResourceKeys): Promise<void> {
-    const server = await this.of(keys);
-    await server.wakeUps.ready();
+    const until = performance.now() + this.#parts.commandTimeout;
+    do {
+      const { wakeUps } = await this.of(keys);
+      const ready = wakeUps.ready().then(() => true);
+      const patience = pause(OUTAGE_PAUSE, this.#closing.signal).then(() => false);
+      if (await Promise.race([ready, patience])) return;
+      await this.lookAgain(); // the server may have been replaced
+    } while (performance.now() < until && !this.isClosed);
+    throw unreachable('No subscription was to be had in time');
   }
 
   /** Never rejects: who asks there then is told. */

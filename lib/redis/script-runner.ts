@@ -48,6 +48,8 @@ export class ScriptRunner implements Runner {
   readonly #commandTimeout: number;
   #heardAt = 0;
   #ready: Promise<void> | undefined;
+  #stopWaiting: () => void = () => undefined;
+  #closed = false;
   readonly #batches = new Map<ClaimScript, ScriptBatch>();
   /** The last WAIT that was sent, and the one that will be sent when it has been answered. */
   #confirmed: Promise<number> | undefined;
@@ -109,7 +111,7 @@ export class ScriptRunner implements Runner {
   /** @throws NotSentError when it takes so long that nobody waits for the answer any more */
   async #whenReady(isWanted: () => boolean): Promise<void> {
     const { status } = this.#client;
-    if (status === 'end') throw new NotSentError('The connection to Redis is closed');
+    if (this.#closed || status === 'end') throw new NotSentError('The connection to Redis is closed');
     if (status === 'wait') this.#client.connect().catch(() => undefined); // tries again by itself
     this.#ready ??= new Promise((resolve) => {
       const settle = () => {
@@ -118,6 +120,7 @@ export class ScriptRunner implements Runner {
         resolve();
       };
       this.#client.on('ready', settle).on('end', settle);
+      this.#stopWaiting = settle;
     });
     await this.#ready;
     if (!isWanted() || this.#client.status !== 'ready') {
@@ -136,6 +139,13 @@ export class ScriptRunner implements Runner {
       return this.#client.scan(cursor, 'MATCH', pattern, 'COUNT', count, 'TYPE', 'string');
     })();
     return this.bounded(found, []);
+  }
+
+  /** Has those who wait for the connection told that it will not be there: ioredis tells nobody while it reconnects. */
+  close(): void {
+    this.#closed = true;
+    this.#client.disconnect();
+    this.#stopWaiting();
   }
 
   confirmed(_name: string, replicas: number): Promise<number> {

@@ -65,7 +65,6 @@ export class Server {
   /** For commits that depend on watched keys. */
   readonly watches: WatchPool;
   readonly wakeUps: WakeUpChannel;
-  readonly #scripts: Redis[] = [];
 
   constructor(parts: ServerParts) {
     const { duplicate, keyPrefix, channel, commandTimeout, replicas, listener } = parts;
@@ -89,7 +88,6 @@ export class Server {
       redis.on('error', onError);
       redis.on('ready', () => listener.onReady());
       redis.on('close', () => listener.onLost());
-      this.#scripts.push(redis);
       return new ScriptRunner(redis, commandTimeout);
     };
     this.runner = connect();
@@ -105,7 +103,8 @@ export class Server {
     this.wakeUps.close();
     this.watches.close();
     await this.commits.close();
-    for (const redis of this.#scripts) redis.disconnect();
+    this.runner.close();
+    this.acquires.close();
   }
 }
 

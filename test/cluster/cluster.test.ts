@@ -1,54 +1,34 @@
-import { randomUUID } from 'node:crypto';
 import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
-import { NestFactory } from '@nestjs/core';
-import { Module } from '@nestjs/common';
 import { Cluster } from 'ioredis';
-import calculateSlot from 'cluster-key-slot';
-import { LockLostError, LockService, LockTransactionError, RedisLockModule } from '../../lib/index.js';
+import { LockLostError, LockTransactionError } from '../../lib/index.js';
 import type { LockState, RedisLockModuleOptions } from '../../lib/index.js';
 import { eventually } from '../support/eventually.js';
 import { startRedisCluster } from '../support/redis/redis-cluster.js';
 import type { RedisCluster } from '../support/redis/redis-cluster.js';
+import { Applications, slotOf } from './support.js';
 
 describe('a Redis Cluster', () => {
   let cluster: RedisCluster;
   let redis: Cluster;
-  const endings: (() => Promise<unknown>)[] = [];
-  const prefix = `cluster-${randomUUID()}`;
+  const applications = new Applications();
+  const { prefix } = applications;
 
   beforeAll(async () => {
     cluster = await startRedisCluster();
     redis = new Cluster(cluster.nodes);
   });
   afterAll(async () => {
-    for (const end of endings.reverse()) await end();
+    await applications.close();
     redis?.disconnect();
     await cluster?.stop();
   });
 
-  async function startLocks(options: RedisLockModuleOptions = {}): Promise<LockService> {
-    class ClusterModule {}
-    Module({
-      imports: [
-        RedisLockModule.forRoot({
-          connection: { nodes: cluster.nodes },
-          keyPrefix: prefix,
-          ttl: 4_000,
-          ...options,
-        }),
-      ],
-    })(ClusterModule);
-    const app = await NestFactory.createApplicationContext(ClusterModule, {
-      logger: false,
-      abortOnError: false,
-    });
-    endings.push(() => app.close());
-    return app.get(LockService);
-  }
+  const startLocks = (options: RedisLockModuleOptions = {}) =>
+    applications.start({ connection: { nodes: cluster.nodes }, ...options });
 
   /** Resources of different slots, the first of each of the masters. */
   const spread = (name: string) => {
-    const third = (resource: string) => Math.floor((3 * calculateSlot(`{${resource}}`)) / 16_384);
+    const third = (resource: string) => Math.floor((3 * slotOf(resource)) / 16_384);
     const names = Array.from({ length: 100 }, (_, i) => `${name}:${i}`);
     return [0, 1, 2].map((n) => names.find((each) => third(each) === n) ?? '');
   };
@@ -167,8 +147,7 @@ describe('a Redis Cluster', () => {
   it('case 18b: applies a commit once whose reply was lost, and says that it was applied', async () => {
     const locks = await startLocks({ commandTimeout: 1_000 });
     await locks.withLock('cut', ({ multi, key }) => multi.set(key('warm'), 1));
-    const [resource] = ['cut'];
-    const master = cluster.masters[Math.floor((3 * calculateSlot(`{${resource}}`)) / 16_384)];
+    const master = cluster.masters[Math.floor((3 * slotOf('cut')) / 16_384)];
     const result = await locks.withLock('cut', async ({ multi, key }) => {
       multi.incr(key('n'));
       // The reply comes after the connection has ended: it is stopped, hears the commit, and kills its clients first.
@@ -196,7 +175,7 @@ describe('a Redis Cluster', () => {
     const locks = await startLocks({ connection: client });
     await locks.withLock('borrowed', { wait: 1_000 }, ({ multi, key }) => multi.incr(key('n')));
     expect(await redis.get('app:{borrowed}:n')).toBe('1');
-    await endings.pop()?.();
+    await applications.close();
     expect(await client.get('{borrowed}:n')).toBe('1');
     client.disconnect();
   });

@@ -88,11 +88,17 @@ export async function startRedisCluster(): Promise<RedisCluster> {
 async function startNode(folder: string): Promise<ClusterNode> {
   // The port for the cluster's own messages is usually 10,000 above the other, which may be taken or too high.
   const busPort = await freePort();
-  const server = await privateRedis([
-    ...['--cluster-enabled', 'yes', '--cluster-node-timeout', '1000'],
-    ...['--cluster-port', String(busPort), '--dir', folder],
-    ...['--repl-diskless-sync-delay', '0', '--cluster-replica-validity-factor', '0'],
-  ]);
+  const settings = {
+    'cluster-enabled': 'yes',
+    'cluster-node-timeout': '1000',
+    'cluster-port': String(busPort),
+    'cluster-replica-validity-factor': '0',
+    'repl-diskless-sync-delay': '0',
+    dir: folder,
+  };
+  const server = await privateRedis(
+    Object.entries(settings).flatMap(([name, value]) => [`--${name}`, value]),
+  );
   const admin = new Redis(server.url, { disconnectTimeout: 0 });
   admin.on('error', () => undefined); // of nodes that a test has killed
   return {
