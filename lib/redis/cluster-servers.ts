@@ -1,3 +1,4 @@
+import { setMaxListeners } from 'node:events';
 import calculateSlot from 'cluster-key-slot';
 import type { Cluster, Redis, RedisOptions } from 'ioredis';
 import { LockUnavailableError } from '../errors/lock.errors.js';
@@ -22,7 +23,7 @@ export class ClusterServers implements Servers {
   readonly acquires: ClusterRunner;
   readonly #client: Cluster;
   readonly #parts: Omit<ServerParts, 'duplicate' | 'has'>;
-  readonly #prefix: string;
+  readonly clientPrefix: string;
   /** By `host:port`. */
   readonly #servers = new Map<string, Server>();
   readonly #closing = new AbortController();
@@ -38,7 +39,8 @@ export class ClusterServers implements Servers {
   constructor(client: Cluster, parts: Omit<ServerParts, 'duplicate' | 'has'>) {
     this.#client = client;
     this.#parts = parts;
-    this.#prefix = client.options.keyPrefix ?? '';
+    setMaxListeners(0, this.#closing.signal); // one for each pause
+    this.clientPrefix = client.options.keyPrefix ?? '';
     this.runner = new ClusterRunner(this, parts.commandTimeout, (server) => server.runner);
     this.acquires = new ClusterRunner(this, parts.commandTimeout, (server) => server.acquires);
   }
@@ -61,7 +63,7 @@ export class ClusterServers implements Servers {
   }
 
   slotOf(name: string): number {
-    return calculateSlot(this.#prefix + name);
+    return calculateSlot(this.clientPrefix + name);
   }
 
   async all(): Promise<readonly Server[]> {
@@ -145,8 +147,9 @@ export class ClusterServers implements Servers {
     const { listener } = this.#parts;
     const server = new Server({
       ...this.#parts,
+      slotOf: (name) => this.slotOf(name),
       duplicate: (options: RedisOptions) =>
-        node.duplicate({ ...options, ...(this.#prefix === '' ? {} : { keyPrefix: this.#prefix }) }),
+        node.duplicate({ ...options, ...(this.clientPrefix === '' ? {} : { keyPrefix: this.clientPrefix }) }),
       has: ({ owner }) => this.#client.slots[this.slotOf(owner)]?.[0] === address,
       listener: {
         ...listener,

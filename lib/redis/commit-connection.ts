@@ -48,19 +48,25 @@ export async function openCommitConnection(parts: CommitConnectionParts): Promis
   } catch (error) {
     redis.disconnect();
     if (error instanceof LockError) throw error;
-    const message = `No connection to Redis for the commit: ${String(error)}`;
-    throw new LockUnavailableError(message, { cause: error });
+    throw unavailable(error);
   }
 }
 
-/** The connection that all commits share: opened when first needed, and anew after it was lost or dropped. */
+/**
+ * The connection that all commits share: opened when first needed, and anew after it was lost, dropped or retired.
+ * Many use it together; who needs it alone gets it in turn, and so do those who come after.
+ */
 export class CommitConnection {
   readonly #parts: CommitConnectionParts;
   #opening: Promise<Redis> | undefined;
   #open: Redis | undefined;
   #closed = false;
-  /** Settled when the last one that wants it alone has had it. */
-  #alone: Promise<void> | undefined;
+  #isAlone = false;
+  /** Each starts a task, which sends what it has to send at once. */
+  readonly #turns: (() => void)[] = [];
+  /** How many tasks use each connection. */
+  readonly #users = new Map<Redis, number>();
+  readonly #retired = new Set<Redis>();
 
   constructor(parts: CommitConnectionParts) {
     this.#parts = parts;
@@ -72,55 +78,87 @@ export class CommitConnection {
   }
 
   /**
-   * Has the task use the connection, along with others. It is called when the connection is there, and what it
-   * sends before its first await is sent in one go.
+   * Has the task use the connection, along with others. What it sends before its first await is sent in one go.
    *
    * @throws LockUnavailableError when there is no connection within the timeout
    */
   share<T>(task: (redis: Redis) => Promise<T>): Promise<T> {
-    if (this.#open?.status === 'ready' && !this.#alone && !this.#closed) return task(this.#open);
-    return this.#shareLater(task);
-  }
-
-  async #shareLater<T>(task: (redis: Redis) => Promise<T>): Promise<T> {
-    let redis = await this.#get();
-    while (this.#alone) {
-      await this.#alone;
-      redis = await this.#get();
-    }
-    return task(redis);
+    const free = !this.#isAlone && this.#turns.length === 0;
+    if (free && this.#open?.status === 'ready' && !this.#closed) return this.#use(this.#open, task);
+    return this.#inTurn(false, task);
   }
 
   /**
-   * Has the task use the connection while nobody else does. Others who have sent their commits before are answered
-   * meanwhile.
+   * Has the task use the connection while nobody else sends anything. Those who have sent their commits before are
+   * answered meanwhile.
    *
    * @throws LockUnavailableError when there is no connection within the timeout
    */
   alone<T>(task: (redis: Redis) => Promise<T>): Promise<T> {
-    const turn = (this.#alone ?? Promise.resolve()).then(async () => task(await this.#get()));
-    const ended = turn
-      .then(
-        () => undefined,
-        () => undefined, // the caller hears of it
-      )
-      .then(() => {
-        if (this.#alone === ended) this.#alone = undefined;
-      });
-    this.#alone = ended;
-    return turn;
+    return this.#inTurn(true, task);
   }
 
-  /** Destroys a connection: every reply still pending on it is settled with an error. */
+  /** Destroys a connection in a doubtful state: every reply still pending on it is settled with an error. */
   drop(redis: Redis): void {
     if (this.#open === redis) this.#open = undefined;
-    redis.disconnect();
+    this.#retired.delete(redis);
+    if (redis.status !== 'end') redis.disconnect();
+  }
+
+  /** Uses another connection from here on; this one ends when those who use it have been answered. */
+  retire(redis: Redis): void {
+    if (this.#open === redis) this.#open = undefined;
+    if (this.#users.has(redis)) this.#retired.add(redis);
+    else this.drop(redis);
   }
 
   async close(): Promise<void> {
     this.#closed = true;
     await this.#opening?.catch(() => undefined); // one that never opened needs no closing
-    this.#open?.disconnect();
+    for (const redis of [this.#open, ...this.#retired]) redis?.disconnect();
+  }
+
+  async #inTurn<T>(alone: boolean, task: (redis: Redis) => Promise<T>): Promise<T> {
+    const redis = await this.#get();
+    return new Promise<T>((resolve, reject) => {
+      this.#turns.push(() => {
+        this.#isAlone = alone;
+        const done =
+          redis.status === 'ready'
+            ? this.#use(redis, task)
+            : Promise.reject(unavailable(new Error('The connection was lost before the commit was sent')));
+        const ended = alone ? done.finally(() => this.#endAlone()) : done;
+        ended.then(resolve, reject);
+      });
+      this.#startNext();
+    });
+  }
+
+  #endAlone(): void {
+    this.#isAlone = false;
+    this.#startNext();
+  }
+
+  #startNext(): void {
+    while (!this.#isAlone) {
+      const start = this.#turns.shift();
+      if (start === undefined) return;
+      start();
+    }
+  }
+
+  async #use<T>(redis: Redis, task: (redis: Redis) => Promise<T>): Promise<T> {
+    this.#users.set(redis, (this.#users.get(redis) ?? 0) + 1);
+    try {
+      return await task(redis);
+    } finally {
+      const others = (this.#users.get(redis) ?? 1) - 1;
+      if (others > 0) this.#users.set(redis, others);
+      else {
+        this.#users.delete(redis);
+        if (this.#retired.has(redis)) this.drop(redis);
+      }
+    }
   }
 
   async #get(): Promise<Redis> {
@@ -131,4 +169,8 @@ export class CommitConnection {
       .finally(() => (this.#opening = undefined));
     return this.#opening;
   }
+}
+
+function unavailable(cause: unknown): LockUnavailableError {
+  return new LockUnavailableError(`No connection to Redis for the commit: ${String(cause)}`, { cause });
 }

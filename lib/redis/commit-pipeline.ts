@@ -64,11 +64,14 @@ const FRAMING = 300;
 /**
  * Whether the guard's answer has to be read before the transaction is sent, because both do not fit into one network
  * segment: then the connection must not be shared meanwhile.
+ *
+ * @param clientPrefix which ioredis puts before every key
  */
-export function needsTwoSteps(request: CommitRequest): boolean {
+export function needsTwoSteps(request: CommitRequest, clientPrefix: string): boolean {
   const { owners, guarded, fence } = namesOf(request);
+  const prefix = Buffer.byteLength(clientPrefix) + 8;
   const size = (names: readonly string[]) =>
-    names.reduce((sum, name) => sum + Buffer.byteLength(name) + 8, 0);
+    names.reduce((sum, name) => sum + Buffer.byteLength(name) + prefix, 0);
   return FRAMING + GUARD.text.length + 3 * size(guarded) + size(owners) + 2 * size([fence]) > ONE_SEGMENT;
 }
 
@@ -100,7 +103,7 @@ export async function sendCommit(
   guard.eval(GUARD.text, guarded.length, ...guarded, record, field, fencingToken, ...owners);
   const transaction = twoSteps ? redis.pipeline() : guard;
   (transaction as unknown as { multi(): unknown }).multi(); // missing in ioredis' types
-  transaction.blpop(`${fence}:barrier`, 0);
+  transaction.blpop(claim.keys[0]?.barrier ?? '', 0);
   transaction.eval(SAME_KEYS, guarded.length, ...guarded);
   transaction.hset(fence, field, record);
   if (!keep) {
@@ -141,8 +144,8 @@ export async function sendCommit(
     results = await send(transaction);
   }
   const answer = read(results, keep, late);
-  if (answer.outcome === 'unanswered' || (answer.outcome === 'refused' && !isExecAbort(answer.error)))
-    drop(redis);
+  // Without MULTI the barrier may still block the connection.
+  if (answer.outcome === 'unanswered' || results[MULTI_AT]?.[0]) drop(redis);
   return answer;
 }
 
@@ -166,12 +169,10 @@ function hasPassed(results: readonly Result[]): boolean {
 
 /** Whether the replies are where they should be; where not, nothing can be said about any of them. */
 function areInPlace(results: readonly Result[]): boolean {
-  return results
-    .slice(0, -1)
-    .every(
-      ([error, reply], i) =>
-        error !== null || i === GUARD_AT || reply === (i < FIRST_QUEUED_AT ? 'OK' : 'QUEUED'),
-    );
+  return results.slice(0, -1).every(
+    ([error, reply], i) =>
+      error !== null || i === GUARD_AT || String(reply) === (i < FIRST_QUEUED_AT ? 'OK' : 'QUEUED'), // or a Buffer of that, for getBuffer()
+  );
 }
 
 function read(results: readonly Result[], keep: boolean, late: Error | undefined): CommitAnswer {
@@ -214,8 +215,4 @@ function read(results: readonly Result[], keep: boolean, late: Error | undefined
   }
   if (watchError === null && guardError === null && Number(guard) === 0) return { outcome: 'lost' };
   return { outcome: 'unanswered', error: late ?? execError };
-}
-
-function isExecAbort(error: Error): boolean {
-  return error.message.startsWith('EXECABORT');
 }

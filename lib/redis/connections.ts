@@ -50,20 +50,21 @@ export class Connections {
     this.client = borrowed ?? connect(connection as Exclude<Connection, RedisClient>);
     if (this.#owned) this.client.on('error', onError).on('ready', onReady);
 
-    const parts: Omit<ServerParts, 'duplicate'> = {
+    const clientPrefix = this.client.options.keyPrefix ?? '';
+    const parts: Omit<ServerParts, 'duplicate' | 'has'> = {
       keyPrefix,
       // Redis prefixes keys for the client, but not channels, and the scripts derive the channel from a key.
-      channel: `${this.client.options.keyPrefix ?? ''}${keyPrefix}:wake:${clientId}`,
+      channel: `${clientPrefix}${keyPrefix}:wake:${clientId}`,
       commandTimeout,
       replicas,
       listener: { ...listener, onError, onReady, onLost: () => undefined },
     };
     this.servers = this.client.isCluster
       ? new ClusterServers(this.client as Cluster, parts)
-      : new SingleServer({
-          ...parts,
-          duplicate: (overrides) => duplicateOf(this.client as Redis, overrides),
-        });
+      : new SingleServer(
+          { ...parts, duplicate: (overrides) => duplicateOf(this.client as Redis, overrides) },
+          clientPrefix,
+        );
   }
 
   /** Closes what this service opened; a borrowed client stays as it is. */

@@ -13,6 +13,8 @@ export interface ResourceKeys {
   readonly queue: string;
   /** `lock:fence:{R}`: hash, the last fencing token and the last commits. */
   readonly fence: string;
+  /** `lock:barrier:{R}`: never exists. */
+  readonly barrier: string;
 }
 
 /** A token and what it was taken for: all a script needs to know. */
@@ -34,6 +36,7 @@ export function resourceKeys(prefix: string, resource: string, slot?: string): R
     owner: `${prefix}:${tagged}`,
     queue: `${prefix}:queue:${tagged}`,
     fence: `${prefix}:fence:${tagged}`,
+    barrier: `${prefix}:barrier:${tagged}`,
   };
 }
 

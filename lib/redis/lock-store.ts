@@ -1,3 +1,4 @@
+import { setMaxListeners } from 'node:events';
 import { LockUnavailableError } from '../errors/lock.errors.js';
 import { now } from './instant.js';
 import type { Instant } from './instant.js';
@@ -90,6 +91,7 @@ export class LockStore {
     this.#servers = servers;
     this.#commandTimeout = commandTimeout;
     this.#replicas = replicas;
+    setMaxListeners(0, this.#closing.signal); // one for each give-back
   }
 
   /** Whether a grant counts only when Redis has been asked about it. */

@@ -1,5 +1,9 @@
+import { isReply } from './redis-client.js';
+
 /** Claims in one script call. A full one is sent at once, so that Redis is at work on it while others come together. */
 const MAX_CLAIMS = 16;
+
+type Send = (keys: readonly string[], argv: readonly (string | number)[]) => Promise<unknown>;
 
 interface Request {
   readonly keys: readonly string[];
@@ -13,26 +17,31 @@ interface Request {
  * reply or error.
  */
 export class ScriptBatch {
-  readonly #send: (keys: readonly string[], argv: readonly (string | number)[]) => Promise<unknown>;
-  #requests: Request[] = [];
+  readonly #send: Send;
+  readonly #requests: Request[] = [];
+  #isSent = false;
 
-  constructor(send: (keys: readonly string[], argv: readonly (string | number)[]) => Promise<unknown>) {
+  constructor(send: Send) {
     this.#send = send;
+    process.nextTick(() => this.flush()); // after the answers that are being passed on now
+  }
+
+  /** Whether it takes no more. */
+  get isSent(): boolean {
+    return this.#isSent;
   }
 
   add(keys: readonly string[], argv: readonly (string | number)[]): Promise<unknown> {
     return new Promise((resolve, reject) => {
       const waiting = this.#requests.push({ keys, argv, resolve, reject });
-      if (waiting === MAX_CLAIMS) this.#flush();
-      else if (waiting === 1) process.nextTick(() => this.#flush()); // after the answers that are being passed on now
+      if (waiting === MAX_CLAIMS) this.flush();
     });
   }
 
-  #flush(): void {
-    const requests = this.#requests;
-    if (requests.length === 0) return;
-    this.#requests = [];
-    void this.#sendAll(requests);
+  flush(): void {
+    if (this.#isSent) return;
+    this.#isSent = true;
+    if (this.#requests.length > 0) void this.#sendAll(this.#requests);
   }
 
   /** Never rejects: those who asked are told. */
@@ -51,7 +60,12 @@ export class ScriptBatch {
         else resolve(reply);
       });
     } catch (error) {
-      for (const { reject } of requests) reject(error);
+      // The call was refused before it ran, be it for the keys of one of them: each hears its own.
+      const isRefused = error instanceof Error && isReply(error) && requests.length > 1;
+      for (const request of requests) {
+        if (isRefused) void this.#sendAll([request]);
+        else request.reject(error);
+      }
     }
   }
 }

@@ -79,9 +79,9 @@ export const FOR_EACH_CLAIM = `
 /*
  * known: what a grant has to know of the fence: last, believed, provisional.
  *
- * grant: makes the token owner for px ms and answers its fencing token: above the last one, not below the server's
- * clock in microseconds, so that it also grows across a lost hash, and one step further around the places for commit
- * records. The owner is set last: whatever fails before it leaves no lock behind. Also answers whether waiters may
+ * grant: makes the token owner for px ms and answers its fencing token: above the last one, and one step further around
+ * the places for commit records. Otherwise it is the server's clock in microseconds, or up to 63 less, so that it also
+ * grows across a lost hash. The owner is set last: whatever fails before it leaves no lock behind. Also answers whether waiters may
  * believe that the lock is held for longer than it now will be.
  */
 export const GRANT = `
@@ -90,10 +90,7 @@ export const GRANT = `
     local last, believed = tonumber(is[1]), tonumber(is[2]) or 0
     local time = call('TIME')
     local number = time[1] * 1000000 + time[2]
-    if last then
-      number = math.max(last + 1, number)
-      number = number + (last + 1 - number) % ${REMEMBERED}
-    end
+    if last then number = math.max(last + 1, number - (number - last - 1) % ${REMEMBERED}) end
     local ends = time[1] * 1000 + math.floor(time[2] / 1000) + ttlOf(token)
     local shorter = ends < believed
     number, ends = string.format('%.0f', number), string.format('%.0f', math.max(ends, believed))

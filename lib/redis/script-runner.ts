@@ -50,14 +50,18 @@ export class ScriptRunner implements Runner {
   #ready: Promise<void> | undefined;
   #stopWaiting: () => void = () => undefined;
   #closed = false;
-  readonly #batches = new Map<ClaimScript, ScriptBatch>();
+  readonly #slotOf: (name: string) => number | undefined;
+  /** By slot, for the keys of a script have to be in one: the last batch, which may still take more. */
+  readonly #collecting = new Map<number | undefined, { script: Script; batch: ScriptBatch }>();
   /** The last WAIT that was sent, and the one that will be sent when it has been answered. */
   #confirmed: Promise<number> | undefined;
   #confirming: Promise<number> | undefined;
 
-  constructor(client: Redis, commandTimeout: number) {
+  /** @param slotOf slot of a key in a cluster */
+  constructor(client: Redis, commandTimeout: number, slotOf: (name: string) => number | undefined) {
     this.#client = client;
     this.#commandTimeout = commandTimeout;
+    this.#slotOf = slotOf;
   }
 
   ready(): Promise<void> | undefined {
@@ -74,9 +78,7 @@ export class ScriptRunner implements Runner {
     if (this.#client.status !== 'ready') await this.#whenReady(isWanted);
     for (;;) {
       try {
-        return await ('answersEach' in script
-          ? this.#batchOf(script).add(keys, argv)
-          : this.#send(script, keys, argv));
+        return await this.#dispatch(script, keys, argv);
       } catch (error) {
         if (!(error instanceof Error) || !error.message.includes(NOT_WRITABLE)) throw error;
         await this.#whenReady(isWanted); // it was not sent: the connection is about to be closed
@@ -84,13 +86,21 @@ export class ScriptRunner implements Runner {
     }
   }
 
-  #batchOf(script: ClaimScript): ScriptBatch {
-    let batch = this.#batches.get(script);
-    if (batch === undefined) {
-      batch = new ScriptBatch((keys, argv) => this.#send(script, keys, argv));
-      this.#batches.set(script, batch);
-    }
-    return batch;
+  /** What was asked for first is sent first, where it can concern the same keys. */
+  #dispatch(
+    script: Script | ClaimScript,
+    keys: readonly string[],
+    argv: readonly (string | number)[],
+  ): Promise<unknown> {
+    const slot = this.#slotOf(keys[0] ?? '');
+    const collecting = this.#collecting.get(slot);
+    if (collecting?.script === script && !collecting.batch.isSent) return collecting.batch.add(keys, argv);
+    collecting?.batch.flush();
+    this.#collecting.delete(slot);
+    if (!('answersEach' in script)) return this.#send(script, keys, argv);
+    const batch = new ScriptBatch((allKeys, allArgv) => this.#send(script, allKeys, allArgv));
+    this.#collecting.set(slot, { script, batch });
+    return batch.add(keys, argv);
   }
 
   async #send(script: Script, keys: readonly string[], argv: readonly (string | number)[]): Promise<unknown> {

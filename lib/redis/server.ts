@@ -46,6 +46,8 @@ export interface ServerParts {
   readonly keyPrefix: string;
   /** Whether the server has these keys; default: it has all. */
   readonly has?: (keys: ResourceKeys) => boolean;
+  /** Slot of a key; default: there is no cluster. */
+  readonly slotOf?: (name: string) => number | undefined;
   /** On which this service hears that its waiters got a lock. */
   readonly channel: string;
   readonly commandTimeout: number;
@@ -68,6 +70,7 @@ export class Server {
 
   constructor(parts: ServerParts) {
     const { duplicate, keyPrefix, channel, commandTimeout, replicas, listener } = parts;
+    const { slotOf = () => undefined } = parts;
     const onError = (error: Error) => listener.onError(error);
     const commit = {
       duplicate,
@@ -88,7 +91,7 @@ export class Server {
       redis.on('error', onError);
       redis.on('ready', () => listener.onReady());
       redis.on('close', () => listener.onLost());
-      return new ScriptRunner(redis, commandTimeout);
+      return new ScriptRunner(redis, commandTimeout, slotOf);
     };
     this.runner = connect();
     this.acquires = replicas > 0 ? connect() : this.runner;

@@ -9,6 +9,8 @@ export interface Servers {
   readonly runner: Runner;
   /** For what takes locks: apart where replicas have to confirm that, since to wait for them blocks a connection. */
   readonly acquires: Runner;
+  /** What the user's client puts before every key. */
+  readonly clientPrefix: string;
   /** How often a connection was lost: a request that was under way then may have been sent twice. */
   readonly lostConnections: number;
   /**
@@ -34,10 +36,12 @@ export interface Servers {
 
 /** One Redis server, which has everything. */
 export class SingleServer implements Servers {
+  readonly clientPrefix: string;
   readonly #server: Server;
   #lostConnections = 0;
 
-  constructor(parts: ServerParts) {
+  constructor(parts: ServerParts, clientPrefix: string) {
+    this.clientPrefix = clientPrefix;
     this.#server = new Server({
       ...parts,
       listener: { ...parts.listener, onLost: () => (this.#lostConnections += 1) },

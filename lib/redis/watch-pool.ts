@@ -16,8 +16,9 @@ interface Waiting {
  * Connections of one user at a time, for WATCH is a state of the connection. They are kept open for the next user as
  * long as nothing is known to be watched on them.
  *
- * Waiting cannot end in a deadlock: a user that has none never takes the last connection, which is for users that have
- * one; and a user that has two is not made to wait at all.
+ * Users do not wait for each other in a circle: one that has none never takes the last connection, which is for users
+ * that have one; and one that has two is not made to wait at all. What they wait for besides, locks for example, can
+ * close a circle, which the patience of the first one ends.
  */
 export class WatchPool {
   readonly #parts: CommitConnectionParts;
@@ -99,7 +100,7 @@ export class WatchPool {
       const place = this.#waiting.indexOf(entry);
       if (place < 0) return turn; // also when its turn came in the moment of the deadline
       this.#waiting.splice(place, 1);
-      const message = `All ${this.#size} connections for watch() are in use, for as long as the lease lasts`;
+      const message = `All ${this.#size} connections for watch() are in use for too long`;
       throw new LockUnavailableError(message, { cause: error });
     }
   }

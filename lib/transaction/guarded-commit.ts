@@ -29,6 +29,9 @@ const PAUSE = 50;
 const SERVER_ERRORS =
   /^(READONLY|MOVED|ASK|TRYAGAIN|CLUSTERDOWN|LOADING|BUSY|MASTERDOWN|NOREPLICAS|MISCONF|NOAUTH)\b/;
 
+/** Of these, the ones that a new connection may mend: it can lead to another server. */
+const REPLACED = /^(READONLY|MASTERDOWN|NOREPLICAS|MISCONF)\b/;
+
 export interface Committed {
   /** Undefined when the commit is known to be applied, but its replies are lost. */
   readonly replies: unknown[] | undefined;
@@ -110,7 +113,7 @@ export class GuardedCommit {
    */
   async #send(order: CommitOrder, request: CommitRequest): Promise<CommitAnswer> {
     if (order.watch) return this.#sendWatching(order, order.watch, request);
-    const twoSteps = needsTwoSteps(request);
+    const twoSteps = needsTwoSteps(request, this.#servers.clientPrefix);
     const until = performance.now() + this.#commandTimeout;
     for (let tries = 1; ; tries += 1) {
       const answer = await this.#sendUnwatched(order, request, twoSteps);
@@ -128,7 +131,11 @@ export class GuardedCommit {
     try {
       const { commits } = await this.#servers.of(firstOf(order.lease));
       const drop = (doubtful: Redis) => commits.drop(doubtful);
-      const send = (redis: Redis) => this.#sendOnce(redis, order, request, twoSteps, drop);
+      const send = async (redis: Redis) => {
+        const answer = await this.#sendOnce(redis, order, request, twoSteps, drop);
+        if (answer.outcome === 'refused' && REPLACED.test(answer.error.message)) commits.retire(redis);
+        return answer;
+      };
       return await (twoSteps ? commits.alone(send) : commits.share(send));
     } catch (error) {
       return notReached(error);
@@ -140,8 +147,10 @@ export class GuardedCommit {
     try {
       const drop = (doubtful: Redis) => doubtful.disconnect(); // and never used again, see below
       const answer = await this.#sendOnce(await watch.connection(), order, request, true, drop);
-      const { outcome } = answer;
-      if (outcome === 'applied' || outcome === 'changed') state = 'clean';
+      // EXEC was answered, or the connection is closed already.
+      if (answer.outcome !== 'unanswered' && !(answer.outcome === 'refused' && !isReply(answer.error))) {
+        state = 'clean';
+      }
       return mayPassLater(answer) ? { outcome: 'changed' } : answer;
     } finally {
       void watch.end(state);
@@ -157,15 +166,15 @@ export class GuardedCommit {
   ): Promise<CommitAnswer> {
     if ([lease, ...alsoHeld].some(({ remaining }) => remaining <= 0)) return { outcome: 'lost' };
     // A renewal between WATCH and EXEC would make Redis refuse the commit.
-    this.#keeper.pauseRenewal(lease);
+    const leases = [lease, ...alsoHeld];
+    for (const each of leases) this.#keeper.pauseRenewal(each);
     try {
       const sent = now();
       const answer = await sendCommit(redis, request, this.#commandTimeout, drop, twoSteps);
       if (answer.outcome === 'applied') this.#store.reportHandOvers(lease, answer.handedOver ?? [], sent);
-      if (mayPassLater(answer)) drop(redis); // the next one may lead to where Redis can
       return answer;
     } finally {
-      this.#keeper.resumeRenewal(lease);
+      for (const each of leases) this.#keeper.resumeRenewal(each);
     }
   }
 
@@ -193,6 +202,7 @@ export class GuardedCommit {
       case 'refused':
         throw refusal(answer, commands, resources);
       case 'unguarded':
+        this.#store.onUnclear(lease); // it may have been handed over there
         throw new LockTransactionError('Redis ran the commands although the lock was not verified', {
           applied: 'partial',
           replies: answer.replies,

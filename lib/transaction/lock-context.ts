@@ -27,8 +27,8 @@ export abstract class LockContext {
    * Read them on `redis` after this. Up to `retries` times, then the call rejects with a LockConflictError. The next
    * commit ends the watch, also one by {@link commit}.
    *
-   * @throws LockUnavailableError when no connection could be had: 8 watch at once, the others wait until their lease
-   * would end; or when Redis refused
+   * @throws LockUnavailableError when no connection could be had: 8 watch at once, others wait for as long as their
+   * lease lasts, 30 s at most; or when Redis refused
    * @throws LockConflictError when the connection was lost: the work runs again as well
    */
   abstract watch(...keys: string[]): Promise<void>;
@@ -36,6 +36,7 @@ export abstract class LockContext {
    * Commits what is queued now and keeps the lock.
    *
    * @returns the replies, in the order of the commands
+   * @throws LockScopeError when it would end what other work under the same lock still watches
    * @throws LockLostError when the lock was not held any more: nothing was applied
    * @throws LockConflictError when a watched key changed: nothing was applied
    * @throws LockTransactionError when Redis refused the transaction, or commands failed in it

@@ -84,6 +84,8 @@ export class LockScope extends LockContext {
   /** Commits that were applied or may have been, and what else must not happen twice. */
   #commits = 0;
   #watch: Watch | undefined;
+  /** Whose watch() that is. */
+  #watchers: Set<LockScope> | undefined;
   /** What its commits so far, and its watch(), were refused with. */
   #refusals: Refusal[] | undefined;
 
@@ -144,6 +146,7 @@ export class LockScope extends LockContext {
     if (elsewhere) throw new LockConfigurationError(`watch(): ${elsewhere}`);
     const committer = this.#committer;
     committer.#watch ??= this.#host.openWatch(this.#root.#grant.lease, watchersAround(committer));
+    (committer.#watchers ??= new Set()).add(this);
     try {
       await committer.#watch.add(keys);
     } catch (error) {
@@ -153,6 +156,12 @@ export class LockScope extends LockContext {
 
   async commit(): Promise<unknown[]> {
     this.#assertOpen();
+    for (const watcher of this.#committer.#watchers ?? []) {
+      if (watcher === this || !watcher.isOpen) continue;
+      throw new LockScopeError('commit() would end what other work under the same lock still watches', {
+        resources: resourcesOf(this.#setting.keys),
+      });
+    }
     const own = this.#queue.take(); // first: when it is doomed, the outer scopes keep theirs
     const before = this.#committer === this ? [] : (this.#joined?.takeAllCommands() ?? []);
     const commands = [...before.flatMap((taken) => taken.commands), ...own];
@@ -209,7 +218,19 @@ export class LockScope extends LockContext {
 
   /** For work that was seen to begin: what it gave out cannot be taken back. */
   forbidRerun(): void {
-    this.#countCommit(1);
+    this.#commits += 1;
+    this.#joined?.forbidRerun();
+  }
+
+  /**
+   * Counts a commit, in the scopes around this one as well: their work must not run again either, for it would do
+   * once more what was committed here.
+   *
+   * @param by -1 when it turned out that nothing was applied
+   */
+  countCommit(by: 1 | -1): void {
+    this.#commits += by;
+    this.#setting.outer?.countCommit(by);
   }
 
   /** Whether the work failed with nothing else than the refusal of its commit, so that it may run again. */
@@ -225,6 +246,7 @@ export class LockScope extends LockContext {
   takeWatch(): Watch | undefined {
     const watch = this.#watch;
     this.#watch = undefined;
+    this.#watchers = undefined;
     return watch;
   }
 
@@ -304,7 +326,7 @@ export class LockScope extends LockContext {
   }
 
   async #commitNow(commands: readonly QueuedCommand[]): Promise<unknown[]> {
-    this.#countCommit(1); // before anything can be applied
+    this.countCommit(1); // before anything can be applied
     const committer = this.#committer;
     let replies: unknown[];
     try {
@@ -312,7 +334,7 @@ export class LockScope extends LockContext {
       const watch = committer.takeWatch();
       replies = await this.#host.commitNow(lease, this.#leasesReliedOn(), commands, watch);
     } catch (error) {
-      if (wasNothingApplied(error)) this.#countCommit(-1);
+      if (wasNothingApplied(error)) this.countCommit(-1);
       throw committer.noteRefusal(error);
     }
     await this.reportCommit(replies);
@@ -363,11 +385,6 @@ export class LockScope extends LockContext {
     return [...new Set([...root, ...this.#reliedOn().map(({ lease }) => lease)])];
   }
 
-  #countCommit(by: number): void {
-    this.#commits += by;
-    if (this.#joined) this.#joined.#countCommit(by);
-  }
-
   #allListeners(): CommitListener[] {
     const outer = this.#joined ? this.#joined.#allListeners() : [];
     return this.#listeners ? [...outer, ...this.#listeners] : outer;
@@ -396,7 +413,7 @@ export function isRefusal(error: unknown): error is Refusal {
 }
 
 /** The errors of a commit that prove it. */
-function wasNothingApplied(error: unknown): boolean {
+export function wasNothingApplied(error: unknown): boolean {
   if (error instanceof LockTransactionError) return error.applied === 'none';
   return isRefusal(error) || error instanceof LockUnavailableError;
 }

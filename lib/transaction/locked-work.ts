@@ -8,7 +8,7 @@ import type { RedisClient } from '../redis/redis-client.js';
 import type { Release } from '../redis/lock-store.js';
 import type { GuardedCommit } from './guarded-commit.js';
 import type { LockContext } from './lock-context.js';
-import { LockScope } from './lock-scope.js';
+import { LockScope, wasNothingApplied } from './lock-scope.js';
 import type { Grant, Refusal, ScopeHost, Setting } from './lock-scope.js';
 import type { LockScopes } from './lock-scopes.js';
 import type { QueuedCommand } from './lock-transaction.js';
@@ -164,9 +164,11 @@ export class LockedWork {
     const alsoHeld = scope.borrowed.map((borrowed) => borrowed.lease);
     const order = { lease, alsoHeld, commands, keep, watch: scope.takeWatch() };
     let replies: unknown[] | undefined;
+    scope.countCommit(1); // before anything can be applied
     try {
       ({ replies } = await this.#parts.commits.commit(order));
     } catch (error) {
+      if (wasNothingApplied(error)) scope.countCommit(-1);
       throw scope.noteRefusal(error);
     }
     if (!scope.isListenedTo) return;

@@ -6,6 +6,9 @@ import { isReply } from '../redis/redis-client.js';
 import type { Servers } from '../redis/servers.js';
 import type { WatchPool } from '../redis/watch-pool.js';
 
+/** ms to wait for a connection at most, however long the lease. */
+const LONGEST_WAIT = 30_000;
+
 /**
  * The keys that work watches, from its first watch() to its next commit, and the connection that Redis knows them
  * by. Whoever commits has to call {@link connection} and then {@link end}; whoever does not, only {@link end}.
@@ -23,7 +26,7 @@ export class Watch {
     this.#pool = poolFor(servers, lease);
     this.#lease = lease;
     this.#commandTimeout = commandTimeout;
-    this.#watched = this.#pool.then((pool) => pool.take(held, lease.remaining));
+    this.#watched = this.#pool.then((pool) => pool.take(held, Math.min(lease.remaining, LONGEST_WAIT)));
     this.#watched.catch(() => undefined); // heard of in add() and connection()
   }
 

@@ -59,6 +59,7 @@ describe('case 10: the packed package', () => {
       '@types',
       '@standard-schema',
       'acorn',
+      'cluster-key-slot',
       'ioredis',
       'reflect-metadata',
       'rxjs',

@@ -11,6 +11,17 @@ import type { LockApplication } from '../support/lock-application.js';
 import type { ProvidedRedis } from '../support/redis/provide-redis.js';
 import { privateRedis, privateRedisAt } from '../support/redis/test-redis.js';
 
+const BUSY_FOR_200_MS = `
+  local start, now = redis.call('TIME')
+  repeat now = redis.call('TIME') until (now[1] - start[1]) * 1000000 + now[2] - start[2] > 200000
+`;
+
+const isBusy = (admin: Redis) =>
+  admin.ping().then(
+    () => false,
+    (error: Error) => error.message.startsWith('BUSY'),
+  );
+
 /** Replicas need not wait for others to arrive. */
 const AT_ONCE = ['--repl-diskless-sync-delay', '0'];
 
@@ -90,16 +101,39 @@ describe('a server that changes between the work and its commit', () => {
     let busy: Promise<unknown> = Promise.resolve();
     const { outcome, runs } = await commitAcross(one, async () => {
       busy = slow.eval('while true do end', 0).catch((error: unknown) => error);
-      await eventually(() =>
-        admin.ping().then(
-          () => false,
-          (error: Error) => error.message.startsWith('BUSY'),
-        ),
-      );
+      await eventually(() => isBusy(admin));
       setTimeout(() => void admin.script('KILL'), 100); // by then the commit was refused
     });
     expect(await busy).toMatchObject({ message: expect.stringContaining('killed') });
     expect([outcome, runs, await one.redis.get(one.key('order'))]).toEqual(['committed', 1, '1']);
+  });
+
+  it('to one that is busy, and nobody loses a lock over the commits of others that are refused meanwhile', async () => {
+    const server = await startServer();
+    const one = await start({ url: server.url, commandTimeout: 2_000, ttl: 5_000 });
+    const [admin, slow] = [client(server), client(server)];
+    await admin.config('SET', 'lua-time-limit', '20');
+    await one.locks.withLock('warm-up', ({ multi }) => multi.set(one.key('warm-up'), 1));
+    let runs = 0;
+    let open = () => undefined as void;
+    const gate = new Promise<void>((resolve) => (open = resolve));
+    const all = Array.from({ length: 100 }, (_, i) =>
+      one.locks.withLock(`busy:${i}`, async ({ multi, commit }) => {
+        runs += 1;
+        await gate;
+        for (let turn = 0; turn < i % 10; turn += 1) await new Promise(setImmediate);
+        multi.incr(one.key('busy'));
+        await commit(); // from here on the work must not run again
+        multi.incr(one.key('busy'));
+      }),
+    );
+    await eventually(() => runs === 100);
+    const busy = slow.eval(BUSY_FOR_200_MS, 0);
+    await eventually(() => isBusy(admin));
+    open();
+    await Promise.all(all);
+    await busy;
+    expect([runs, await one.redis.get(one.key('busy'))]).toEqual([100, '200']);
   });
 
   it('whose connections are all killed, gets the commit once on new ones', async () => {
@@ -118,6 +152,7 @@ describe('a server that changes between the work and its commit', () => {
     await next.replicaof('127.0.0.1', Number(new URL(primary.url).port));
     await eventually(async () => (await next.info('replication')).includes('master_link_status:up'));
     const { outcome } = await commitAcross(one, async () => {
+      await old.set('mark', 1); // WAIT is about what its own connection wrote
       expect(await old.wait(1, 2_000)).toBe(1);
       await next.replicaof('NO', 'ONE');
       proxy.leadTo(replica.url);
@@ -148,6 +183,7 @@ describe('a server that changes between the work and its commit', () => {
     await next.replicaof('127.0.0.1', Number(new URL(primary.url).port));
     await eventually(async () => (await next.info('replication')).includes('master_link_status:up'));
     const { outcome, runs } = await commitAcross(one, async () => {
+      await old.set('mark', 1); // WAIT is about what its own connection wrote
       expect(await old.wait(1, 2_000)).toBe(1);
       await next.replicaof('NO', 'ONE');
       proxy.leadTo(replica.url);

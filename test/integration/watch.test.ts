@@ -113,12 +113,49 @@ describe('watched keys', () => {
   it('case 13: are not forgotten because another transaction of the same service ends', async () => {
     await set('mine', 1);
     let runs = 0;
+    let begin = () => undefined as void;
+    const begun = new Promise<void>((resolve) => (begin = resolve));
+    // Not nested: it runs where it was called for.
+    const other = begun.then(() =>
+      one.locks.withLock('another', ({ multi }) => multi.incr(one.key('another'))),
+    );
     await one.locks.withLock('mine', async (context) => {
       await addOne(context, 'mine');
-      await one.locks.withLock('another', ({ multi }) => multi.incr(one.key('another')));
+      begin();
+      await other;
       if ((runs += 1) === 1) await set('mine', 7);
     });
-    expect([runs, await get('mine')]).toEqual([2, '8']);
+    expect([runs, await get('mine'), await get('another')]).toEqual([2, '8', '1']);
+  });
+
+  it('do not have work run again in which a nested lock has committed, which would do that twice', async () => {
+    let runs = 0;
+    const error = await failure(
+      one.locks.withLock('order', async (context) => {
+        runs += 1;
+        await addOne(context, 'order');
+        await one.locks.withLock('payment', ({ multi }) => multi.incr(one.key('payment')));
+        await set('order', 5);
+      }),
+    );
+    expect(error).toBeInstanceOf(LockConflictError);
+    expect([runs, await get('order'), await get('payment')]).toEqual([1, '5', '1']);
+  });
+
+  it('are not given up by a commit() of work nested in the one that watches', async () => {
+    await set('kept', 1);
+    const refusals: unknown[] = [];
+    let runs = 0;
+    await one.locks.withLock('kept', async (context) => {
+      await addOne(context, 'kept');
+      await one.locks.withLock('kept', async ({ multi, commit }) => {
+        multi.incr(one.key('kept:nested'));
+        await commit().catch((error: unknown) => refusals.push(error));
+      });
+      if ((runs += 1) === 1) await set('kept', 100);
+    });
+    expect(refusals).toEqual([expect.any(LockScopeError), expect.any(LockScopeError)]);
+    expect([runs, await get('kept'), await get('kept:nested')]).toEqual([2, '101', '1']);
   });
 
   it('can be several, named one after the other', async () => {
@@ -185,6 +222,18 @@ describe('watched keys', () => {
     );
     expect(error).toBeInstanceOf(LockLostError);
     expect(await get('both')).toBe('5');
+  });
+
+  it('refuse a commit under the same lock also when its commands reply with Buffers', async () => {
+    const tokens = new Set<string>();
+    let runs = 0;
+    await one.locks.withLock('buffers', async ({ watch, multi, lock }) => {
+      tokens.add(lock.token);
+      await watch(one.key('buffers'));
+      multi.getBuffer(one.key('buffers')).setBuffer(one.key('buffers:copy'), 'x', 'GET');
+      if ((runs += 1) === 1) await set('buffers', 1);
+    });
+    expect([runs, tokens.size]).toEqual([2, 1]);
   });
 
   it('are those of the whole scope, also when nested work named them', async () => {
@@ -375,7 +424,7 @@ describe('the connections that watch', () => {
         multi.incr(one.key('stuck'));
         await watch(one.key('stuck'));
         await together();
-        await new Promise((resolve) => signal.addEventListener('abort', resolve));
+        await eventually(() => signal.aborted);
       }),
     );
     const outcomes = Promise.allSettled(stuck);
