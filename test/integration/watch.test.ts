@@ -108,6 +108,7 @@ describe('watched keys', () => {
     expect(Number(await get('contended'))).toBe(50 + outsideAdditions);
     expect(runs).toBeGreaterThan(50); // or they never met
     await (await outside).app.close();
+    (await outside).redis.disconnect();
   });
 
   it('case 13: are not forgotten because another transaction of the same service ends', async () => {
