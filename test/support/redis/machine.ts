@@ -18,6 +18,8 @@ export interface Start {
   environment: NodeJS.ProcessEnv;
   say: (line: string) => void;
   machine: Machine;
+  /** Path of a configuration, if there is one. */
+  configFile: readonly string[];
   arguments: readonly string[];
   within: number;
 }

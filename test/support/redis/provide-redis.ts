@@ -29,6 +29,8 @@ export interface ProvideRedisOptions {
   say?: (line: string) => void;
   /** The caller wants a server of its own, to reconfigure or break: REDIS_URL is not looked at. */
   private?: boolean;
+  /** Path of a configuration for a server that is started here, which it may rewrite. */
+  configFile?: string;
   /** Further arguments for a server that is started here. */
   arguments?: readonly string[];
   /** Milliseconds within which the server must answer PING. Default: 10 s. */
@@ -47,6 +49,7 @@ export async function provideRedis(options: ProvideRedisOptions = {}): Promise<P
     environment,
     say,
     machine,
+    configFile: options.configFile === undefined ? [] : [options.configFile],
     arguments: options.arguments ?? [],
     within: options.within ?? 10_000,
   };

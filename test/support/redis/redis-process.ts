@@ -16,7 +16,7 @@ export async function startRedisProcess(
   for (let tried = 1; ; tried++) {
     const port = await start.machine.freePort();
     const server = await startChildThatEndsWithUs(
-      [binary, ...argumentsFor(port), ...start.arguments],
+      [binary, ...start.configFile, ...argumentsFor(port), ...start.arguments],
       start.environment,
     );
     const url = `redis://127.0.0.1:${port}`;

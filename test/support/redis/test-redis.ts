@@ -6,8 +6,11 @@ export function sharedRedisUrl(): string {
 }
 
 /** A server for one test alone, which it may reconfigure, break and must stop. */
-export function privateRedis(serverArguments: readonly string[] = []): Promise<ProvidedRedis> {
-  return provideRedis({ private: true, arguments: serverArguments });
+export function privateRedis(
+  serverArguments: readonly string[] = [],
+  configFile?: string,
+): Promise<ProvidedRedis> {
+  return provideRedis({ private: true, arguments: serverArguments, ...(configFile ? { configFile } : {}) });
 }
 
 /** A server in the place of one that was stopped. */
