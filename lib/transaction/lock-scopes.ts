@@ -71,6 +71,11 @@ export class CurrentLockContext extends LockContext {
   constructor(scopes: LockScopes) {
     super();
     this.#scopes = scopes;
+    // Work takes it apart: `const { multi, key } = this.context`
+    this.key = this.key.bind(this);
+    this.watch = this.watch.bind(this);
+    this.commit = this.commit.bind(this);
+    this.afterCommit = this.afterCommit.bind(this);
   }
 
   get lock(): Lock {

@@ -298,6 +298,20 @@ describe('work under a lock', () => {
     await expect(one.context.commit()).rejects.toMatchObject({ code: 'LOCK_NO_SCOPE' });
   });
 
+  it('can take an injected LockContext apart', async () => {
+    const { key, watch, commit, afterCommit } = one.context;
+    const heard: unknown[] = [];
+    await one.locks.withLock('apart', async () => {
+      const { multi } = one.context;
+      expect(key('n')).toBe('{apart}:n');
+      await watch(one.key('apart'));
+      afterCommit((replies) => heard.push(replies));
+      multi.incr(one.key('apart'));
+      expect(await commit()).toEqual([1]);
+    });
+    expect(heard).toEqual([[1]]);
+  });
+
   it('may return the queue itself, as a function without braces does', async () => {
     const result = await one.locks.withLock('arrow', ({ multi }) => multi.set(one.key('arrow'), 1));
     expect(result).toBeUndefined();
