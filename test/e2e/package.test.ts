@@ -3,6 +3,7 @@ import { cpSync, mkdirSync, mkdtempSync, rmSync, symlinkSync, writeFileSync } fr
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { promisify } from 'node:util';
+import { packTo } from '../support/packed-package.js';
 import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
 
 const ROOT = join(import.meta.dirname, '../..');
@@ -36,21 +37,7 @@ describe('case 10: the packed package', () => {
 
   beforeAll(async () => {
     project = mkdtempSync(join(tmpdir(), 'consumer-'));
-    // A copy, so that no other test finds dist/ half written.
-    const source = join(project, 'source');
-    for (const name of ['lib', 'package.json', 'tsconfig.json', 'README.md', 'LICENSE']) {
-      cpSync(join(ROOT, name), join(source, name), { recursive: true });
-    }
-    symlinkSync(join(ROOT, 'node_modules'), join(source, 'node_modules'));
-    await run(
-      process.execPath,
-      [join(ROOT, 'node_modules/typescript/bin/tsc'), '-p', 'lib/tsconfig.build.json'],
-      {
-        cwd: source,
-      },
-    );
-    const { stdout } = await run('npm', ['pack', '--silent', '--pack-destination', project], { cwd: source });
-    await run('tar', ['-xzf', stdout.trim()], { cwd: project });
+    await run('tar', ['-xzf', await packTo(project)], { cwd: project });
     const modules = join(project, 'node_modules');
     mkdirSync(modules);
     cpSync(join(project, 'package'), join(modules, 'nestjs-redis-lock'), { recursive: true });
