@@ -4,6 +4,7 @@ import { tmpdir } from 'node:os';
 import { dirname, join } from 'node:path';
 import { promisify } from 'node:util';
 import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
+import { transformSync } from '@swc/core';
 import { packTo } from '../support/packed-package.js';
 import { sharedRedisUrl } from '../support/redis/test-redis.js';
 
@@ -104,8 +105,8 @@ describe('case 10: a project that installs the packed package', () => {
       return `${stdout}${stderr}`;
     };
   }
-  const node = (name: string, ...args: string[]) =>
-    run(process.execPath, args, {
+  const node = (name: string, file: string, binary = process.execPath) =>
+    run(binary, [file], {
       cwd: join(folder, name),
       env: { ...process.env, TEST_REDIS_URL: sharedRedisUrl(), CONSUMER: name, NODE_OPTIONS: '' },
       timeout: 60_000,
@@ -131,6 +132,26 @@ describe('case 10: a project that installs the packed package', () => {
     });
     await bin('tsc');
     expect(await node('nest12-esm', 'dist/main.js')).toBe(SAID);
+  });
+
+  it.each(['22', '24'])('works on Node %s', async (version) => {
+    const name = `node-${version}`;
+    const platform = `node-${process.platform}-${process.arch}`;
+    await project(name, [...NEST_12, 'ioredis@6', `${platform}@${version}`], {
+      'package.json': json({ private: true, type: 'module' }),
+      'main.js': transformSync(MAIN, {
+        jsc: {
+          parser: { syntax: 'typescript', decorators: true },
+          transform: { legacyDecorator: true, decoratorMetadata: true },
+          target: 'es2022',
+        },
+        module: { type: 'es6' },
+      }).code,
+    });
+    const binary = join(folder, name, 'node_modules', platform, 'bin/node');
+    const { stdout } = await run(binary, ['-e', 'console.log(process.versions.node)']);
+    expect(stdout).toMatch(new RegExp(`^${version}\\.`));
+    expect(await node(name, 'main.js', binary)).toBe(SAID);
   });
 
   it('works with Nest 11 and ioredis 5, as CommonJS that requires it', async () => {

@@ -1,10 +1,9 @@
 import { mkdtemp, rm } from 'node:fs/promises';
-import { createServer } from 'node:net';
-import type { AddressInfo } from 'node:net';
 import { tmpdir } from 'node:os';
 import { join } from 'node:path';
 import { Redis } from 'ioredis';
 import { eventually } from '../eventually.js';
+import { thisMachine } from './machine.js';
 import type { ProvidedRedis } from './provide-redis.js';
 import { privateRedis } from './test-redis.js';
 
@@ -87,7 +86,7 @@ export async function startRedisCluster(): Promise<RedisCluster> {
 
 async function startNode(folder: string): Promise<ClusterNode> {
   // The port for the cluster's own messages is usually 10,000 above the other, which may be taken or too high.
-  const busPort = await freePort();
+  const busPort = await thisMachine().freePort();
   const settings = {
     'cluster-enabled': 'yes',
     'cluster-node-timeout': '1000',
@@ -108,12 +107,4 @@ async function startNode(folder: string): Promise<ClusterNode> {
     busPort,
     id: String(await admin.cluster('MYID')),
   };
-}
-
-async function freePort(): Promise<number> {
-  const server = createServer();
-  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
-  const { port } = server.address() as AddressInfo;
-  await new Promise((resolve) => server.close(resolve));
-  return port;
 }
