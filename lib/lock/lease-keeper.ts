@@ -21,7 +21,6 @@ export class LeaseKeeper {
   readonly #leases = new Set<Lease>();
   #timer: NodeJS.Timeout | undefined;
   #timerDueAt = Infinity;
-  #renewing = false;
   /** Released by their holders, but not before their minHold is over. */
   readonly #heldBack = new Map<Lease, Alarm>();
 
@@ -178,29 +177,28 @@ export class LeaseKeeper {
       }
     }
     this.#wakeIn(next);
-    if (due.length > 0 && !this.#renewing) void this.#renew(due);
+    if (due.length > 0) void this.#renew(due);
   }
 
   /** Never rejects: what fails here is tried again by the next wake-up, and ends with the lease at the latest. */
   async #renew(due: readonly Lease[]): Promise<void> {
-    this.#renewing = true;
+    // A reply that is missing must not use up the time in which another try could save the lease. A late one counts.
+    const patience = Math.min(...due.map(({ ttl }) => ttl)) / 3;
+    // Until then none of them is due again, while others may be.
+    for (const lease of due) lease.retryAt = performance.now() + patience + RETRY_PAUSE;
     try {
       for (let first = 0; first < due.length; first += BATCH_SIZE) {
         const batch = due.slice(first, first + BATCH_SIZE).filter((lease) => lease.renewalDueIn < Infinity);
-        if (batch.length > 0) await this.#renewBatch(batch);
+        if (batch.length > 0) await this.#renewBatch(batch, patience);
       }
     } finally {
-      this.#renewing = false;
       this.#wakeIn(this.#nextRenewal());
     }
   }
 
-  async #renewBatch(batch: readonly Lease[]): Promise<void> {
+  async #renewBatch(batch: readonly Lease[], patience: number): Promise<void> {
     const sent = now();
     const asked = batch.map((lease) => ({ lease, token: lease.token, keys: lease.keys, ttl: lease.ttl }));
-    // A reply that is missing must not use up the time in which another try could save the lease. A late one counts.
-    const patience = Math.min(...batch.map(({ ttl }) => ttl)) / 3;
-    for (const lease of batch) lease.retryAt = performance.now() + patience + RETRY_PAUSE;
     await this.#store
       .renew(
         asked,

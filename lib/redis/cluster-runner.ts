@@ -1,14 +1,12 @@
 import type { ClusterServers } from './cluster-servers.js';
 import { pause } from './deadline.js';
 import type { ResourceKeys } from './lock-keys.js';
-import { isReply } from './redis-client.js';
+import { isElsewhere, isReply } from './redis-client.js';
 import type { ClaimScript, Script } from './script-parts.js';
 import { bounded, wantedFor } from './script-runner.js';
 import type { Runner, ScriptRunner } from './script-runner.js';
 import type { Server } from './server.js';
 
-/** What a server says of keys that it does not have, or not all of, or must not write. */
-const ELSEWHERE = /^(MOVED|ASK|TRYAGAIN|CLUSTERDOWN|READONLY|MASTERDOWN|LOADING)\b/;
 /** ms until keys are asked for again that are on their way from one server to another. */
 const MOVING_PAUSE = 50;
 
@@ -41,7 +39,7 @@ export class ClusterRunner implements Runner {
         return await this.#runnerOf(server).run(script, keys, argv, isWanted);
       } catch (error) {
         // Redis' own errors about the script are final; a closed connection may be that of a server that is gone.
-        const isFinal = error instanceof Error && isReply(error) && !ELSEWHERE.test(error.message);
+        const isFinal = error instanceof Error && isReply(error) && !isElsewhere(error);
         if (isFinal || !isWanted() || this.#servers.isClosed) throw error;
         await pause(MOVING_PAUSE);
         await this.#servers.lookAgain();

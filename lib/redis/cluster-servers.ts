@@ -34,6 +34,10 @@ export class ClusterServers implements Servers {
   #listens = false;
   /** Servers whose connection for scripts is down. */
   readonly #down = new Set<string>();
+  /** What each server had when waiters were last told to ask: the client may learn of changes by itself. */
+  readonly #announced = new Map<string, string>();
+  /** Servers that are being closed, having nothing any more. */
+  readonly #closings = new Set<Promise<void>>();
   #watching: Promise<void> | undefined;
 
   constructor(client: Cluster, parts: Omit<ServerParts, 'duplicate' | 'has'>) {
@@ -80,6 +84,7 @@ export class ClusterServers implements Servers {
   async close(): Promise<void> {
     this.#closing.abort();
     await Promise.all([...this.#servers.values()].map((server) => server.close()));
+    await Promise.all(this.#closings);
     this.#servers.clear();
     await this.#watching;
   }
@@ -159,12 +164,15 @@ export class ClusterServers implements Servers {
         },
         onLost: () => {
           this.#lostConnections += 1;
+          if (this.#servers.get(address) !== server) return; // it was closed here
           this.#down.add(address);
           this.#watching ??= this.#watchOutage().finally(() => (this.#watching = undefined));
         },
       },
     });
     this.#servers.set(address, server);
+    this.#announced.set(address, this.#slotsOf(address));
+    if (this.#listens) void this.#listenTo(server);
     return server;
   }
 
@@ -180,7 +188,6 @@ export class ClusterServers implements Servers {
     const since = performance.now() - this.#lookedAt;
     if (since < LOOK_PAUSE) await pause(LOOK_PAUSE - since, this.#closing.signal);
     this.#lookedAt = performance.now();
-    const before = new Map([...this.#servers.keys()].map((address) => [address, this.#slotsOf(address)]));
     const refreshed = new Promise<void>((resolve) => this.#client.refreshSlotsCache(() => resolve()));
     await within(this.#parts.commandTimeout, refreshed).catch(() => undefined); // whoever asks next tries again
     if (this.#closing.signal.aborted) return;
@@ -190,13 +197,27 @@ export class ClusterServers implements Servers {
       if (masters.has(address)) continue;
       // It has nothing any more: what waits for it there has to ask elsewhere.
       this.#servers.delete(address);
+      this.#announced.delete(address);
       this.#down.delete(address);
-      await server.close();
+      const closing = server.close().finally(() => this.#closings.delete(closing));
+      this.#closings.add(closing);
     }
-    const hasMoved = [...masters].some((address) => before.get(address) !== this.#slotsOf(address));
-    if (!hasMoved || before.size === 0) return;
-    // Waiters have to be heard of where their lines are now.
-    if (this.#listens) for (const address of masters) void this.#listenTo(this.#serverAt(address));
+    this.#announceMoves(masters);
+  }
+
+  /** Has waiters ask again, and heard of where their lines are, when slots have moved. */
+  #announceMoves(masters: ReadonlySet<string>): void {
+    if (this.#announced.size === 0) return; // nobody has asked for anything yet
+    const hasMoved = [...masters].some((address) => this.#announced.get(address) !== this.#slotsOf(address));
+    if (!hasMoved) return;
+    for (const address of masters) {
+      this.#announced.set(address, this.#slotsOf(address));
+      try {
+        if (this.#listens) void this.#listenTo(this.#serverAt(address));
+      } catch {
+        // The client has no connection to it at the moment: whoever needs the server finds it later.
+      }
+    }
     this.#parts.listener.onSubscribed();
   }
 
@@ -214,7 +235,7 @@ export class ClusterServers implements Servers {
   /** Never rejects. A server that cannot be reached may have been replaced, and nobody would say so. */
   async #watchOutage(): Promise<void> {
     while (this.#down.size > 0 && !this.#closing.signal.aborted) {
-      await this.lookAgain();
+      await this.lookAgain().catch(() => undefined); // tried again below
       await pause(OUTAGE_PAUSE, this.#closing.signal);
     }
   }

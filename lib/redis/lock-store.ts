@@ -125,10 +125,11 @@ export class LockStore {
 
   async #acquirePart(claim: Claim, ttl: number): Promise<AcquireReply> {
     const { acquires } = this.#servers;
+    const asked = this.#replicas > 0 ? this.#placeOf(claim) : undefined;
     const reply = acquires.run(ACQUIRE, triples(claim.keys), [claim.token, '', 0, '']);
     try {
       const answer = decodeAcquire(await acquires.bounded(reply, claim.keys));
-      if (answer.granted && this.#replicas > 0) await this.#confirm(claim);
+      if (answer.granted && asked) await this.#confirm(claim, await asked);
       return answer;
     } catch (error) {
       this.giveBack(claim, ttl, reply.then(decodeAcquire));
@@ -136,13 +137,25 @@ export class LockStore {
     }
   }
 
-  /** @throws LockUnavailableError when not enough replicas have what was granted last */
-  async #confirm({ keys }: Claim): Promise<void> {
+  /** Where the claim is asked for, to be compared: what was written elsewhere is not what WAIT is about. */
+  async #placeOf({ keys }: Claim): Promise<{ server: unknown; lostConnections: number }> {
+    const { lostConnections } = this.#servers;
+    const [first] = keys;
+    return { server: first && (await this.#servers.of(first)), lostConnections };
+  }
+
+  /** @throws LockUnavailableError when not enough replicas have what was granted last, there */
+  async #confirm(claim: Claim, asked: { server: unknown; lostConnections: number }): Promise<void> {
+    const { keys } = claim;
     const name = keys[0]?.owner ?? '';
     const { acquires } = this.#servers;
     const confirmed = await acquires.bounded(acquires.confirmed(name, this.#replicas), keys);
-    if (confirmed >= this.#replicas) return;
-    const message = `${confirmed} of ${this.#replicas} replicas confirmed the lock in time`;
+    const { server, lostConnections } = await this.#placeOf(claim);
+    const isSame = server === asked.server && lostConnections === asked.lostConnections;
+    if (isSame && confirmed >= this.#replicas) return;
+    const message = isSame
+      ? `${confirmed} of ${this.#replicas} replicas confirmed the lock in time`
+      : 'The connection was lost before replicas had confirmed the lock';
     throw new LockUnavailableError(message, { resources: resourcesOf(keys) });
   }
 
@@ -158,13 +171,17 @@ export class LockStore {
     isWanted: () => boolean,
   ): Promise<AcquireReply> {
     const argv = [claim.token, ticket, Math.ceil(neededFor), maxWaiters === Infinity ? '' : maxWaiters];
+    const { acquires } = this.#servers;
+    const asked = this.#replicas > 0 ? this.#placeOf(claim) : undefined;
     let answer: AcquireReply;
     try {
-      answer = decodeAcquire(await this.#servers.acquires.run(ACQUIRE, triples(claim.keys), argv, isWanted));
+      const reply = acquires.run(ACQUIRE, triples(claim.keys), argv, isWanted);
+      acquires.bounded(reply, claim.keys).catch(() => undefined); // only to have a silent connection replaced
+      answer = decodeAcquire(await reply);
     } catch (error) {
       throw unavailable(error, claim.keys);
     }
-    if (answer.granted && this.#replicas > 0) await this.#confirm(claim);
+    if (answer.granted && asked) await this.#confirm(claim, await asked);
     return answer;
   }
 

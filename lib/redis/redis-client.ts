@@ -7,3 +7,10 @@ export type RedisClient = Redis | Cluster;
 export function isReply(error: Error): boolean {
   return error.name === 'ReplyError' || error instanceof ReplyError;
 }
+
+/** What a server says of keys that it does not have, or not all of, or must not write. */
+export function isElsewhere(error: Error): boolean {
+  return (
+    /^(MOVED|ASK|TRYAGAIN|CLUSTERDOWN|READONLY|MASTERDOWN|LOADING)\b/.test(error.message) && isReply(error)
+  );
+}

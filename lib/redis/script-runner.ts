@@ -9,6 +9,9 @@ import type { ClaimScript, Script } from './script-parts.js';
 /** What ioredis says of a command that it could not write, and does not queue. */
 const NOT_WRITABLE = 'enableOfflineQueue';
 
+/** ms by which a timer may be early. */
+const EARLY_TIMER = 2;
+
 /** A request that never left this process: there is nothing to undo. */
 export class NotSentError extends Error {
   override readonly name = 'NotSentError';
@@ -50,6 +53,8 @@ export class ScriptRunner implements Runner {
   #ready: Promise<void> | undefined;
   #stopWaiting: () => void = () => undefined;
   #closed = false;
+  /** For each request that is not answered yet. */
+  readonly #unanswered = new Set<() => void>();
   readonly #slotOf: (name: string) => number | undefined;
   /** By slot, for the keys of a script have to be in one: the last batch, which may still take more. */
   readonly #collecting = new Map<number | undefined, { script: Script; batch: ScriptBatch }>();
@@ -106,13 +111,15 @@ export class ScriptRunner implements Runner {
   async #send(script: Script, keys: readonly string[], argv: readonly (string | number)[]): Promise<unknown> {
     const args = [keys.length, ...keys, ...argv] as const;
     try {
-      const reply: unknown = await this.#client.evalsha(script.sha, ...args);
+      const reply = await this.#untilClosed(this.#client.evalsha(script.sha, ...args));
       this.#heardAt = performance.now();
       return reply;
     } catch (error) {
       if (error instanceof Error && isReply(error)) {
         this.#heardAt = performance.now();
-        if (error.message.startsWith('NOSCRIPT')) return this.#client.eval(script.text, ...args);
+        if (error.message.startsWith('NOSCRIPT')) {
+          return this.#untilClosed(this.#client.eval(script.text, ...args));
+        }
       }
       throw error;
     }
@@ -151,11 +158,20 @@ export class ScriptRunner implements Runner {
     return this.bounded(found, []);
   }
 
-  /** Has those who wait for the connection told that it will not be there: ioredis tells nobody while it reconnects. */
+  /** Ends the connection, and what waits for it or for an answer: ioredis tells nobody of that while it reconnects. */
   close(): void {
     this.#closed = true;
     this.#client.disconnect();
     this.#stopWaiting();
+    for (const end of this.#unanswered) end();
+  }
+
+  #untilClosed(reply: Promise<unknown>): Promise<unknown> {
+    return new Promise((resolve, reject) => {
+      const end = () => reject(new Error('The connection to Redis was closed before there was an answer'));
+      this.#unanswered.add(end);
+      reply.then(resolve, reject).finally(() => this.#unanswered.delete(end));
+    });
   }
 
   confirmed(_name: string, replicas: number): Promise<number> {
@@ -176,7 +192,7 @@ export class ScriptRunner implements Runner {
    * @param sent when the request was sent that is not answered, on the monotonic clock
    */
   doubt(sent: number): void {
-    const silent = this.#heardAt < sent && performance.now() - sent >= this.#commandTimeout;
+    const silent = this.#heardAt < sent && performance.now() - sent >= this.#commandTimeout - EARLY_TIMER;
     if (silent && this.#client.status === 'ready') this.#client.disconnect(true);
   }
 }

@@ -105,9 +105,9 @@ export class Server {
   async close(): Promise<void> {
     this.wakeUps.close();
     this.watches.close();
-    await this.commits.close();
     this.runner.close();
     this.acquires.close();
+    await this.commits.close();
   }
 }
 

@@ -151,7 +151,9 @@ export class GuardedCommit {
       if (answer.outcome !== 'unanswered' && !(answer.outcome === 'refused' && !isReply(answer.error))) {
         state = 'clean';
       }
-      return mayPassLater(answer) ? { outcome: 'changed' } : answer;
+      if (!mayPassLater(answer)) return answer;
+      await this.#servers.lookAgain();
+      return { outcome: 'changed' };
     } finally {
       void watch.end(state);
     }
@@ -219,6 +221,7 @@ export class GuardedCommit {
    */
   async #settle({ lease, keep }: CommitOrder, request: CommitRequest, cause: Error): Promise<Committed> {
     const { resources } = lease;
+    this.#keeper.pauseRenewal(lease); // for good: whatever comes out, the lease ends here
     for (;;) {
       const verdict = await this.#store.burn(lease, request).catch(() => undefined); // asked again below
       if (verdict === 'committed') {

@@ -2,7 +2,7 @@ import type { Redis } from 'ioredis';
 import { LockConflictError, LockUnavailableError } from '../errors/lock.errors.js';
 import type { Lease } from '../lock/lease.js';
 import { within } from '../redis/deadline.js';
-import { isReply } from '../redis/redis-client.js';
+import { isElsewhere, isReply } from '../redis/redis-client.js';
 import type { Servers } from '../redis/servers.js';
 import type { WatchPool } from '../redis/watch-pool.js';
 
@@ -14,6 +14,7 @@ const LONGEST_WAIT = 30_000;
  * by. Whoever commits has to call {@link connection} and then {@link end}; whoever does not, only {@link end}.
  */
 export class Watch {
+  readonly #servers: Servers;
   readonly #pool: Promise<WatchPool>;
   readonly #lease: Lease;
   readonly #commandTimeout: number;
@@ -23,6 +24,7 @@ export class Watch {
 
   /** @param held connections that the scopes have in which the work runs */
   constructor(servers: Servers, lease: Lease, held: number, commandTimeout: number) {
+    this.#servers = servers;
     this.#pool = poolFor(servers, lease);
     this.#lease = lease;
     this.#commandTimeout = commandTimeout;
@@ -80,6 +82,10 @@ export class Watch {
     } catch (error) {
       (await this.#pool).drop(redis);
       const { resources } = this.#lease;
+      if (error instanceof Error && isElsewhere(error)) {
+        await this.#servers.lookAgain();
+        throw this.#conflict(error); // the work runs again where the keys are then
+      }
       if (error instanceof Error && isReply(error)) {
         const message = `Redis refused to watch: ${error.message}`;
         throw new LockUnavailableError(message, { resources, cause: error });

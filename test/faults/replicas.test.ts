@@ -2,6 +2,7 @@ import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
 import { Redis } from 'ioredis';
 import { LockUnavailableError } from '../../lib/index.js';
 import { eventually } from '../support/eventually.js';
+import { startFaultProxy } from '../support/fault-proxy.js';
 import { startLocks } from '../support/lock-application.js';
 import type { LockApplication } from '../support/lock-application.js';
 import type { ProvidedRedis } from '../support/redis/provide-redis.js';
@@ -75,5 +76,44 @@ describe('locks that a replica has to confirm', () => {
     await held.release();
     await eventually(async () => (await one.redis.wait(1, 500)) === 1);
     await (await one.locks.acquire('unconfirmed')).release();
+  });
+
+  it('do not count as confirmed by the replica of another primary, which never heard of them', async () => {
+    const next = await privateRedis(['--repl-diskless-sync-delay', '0']);
+    const nextReplica = await privateRedis();
+    const [nextClient, follower] = [new Redis(next.url), new Redis(nextReplica.url)];
+    const proxy = await startFaultProxy(primary.url);
+    try {
+      await follower.replicaof('127.0.0.1', Number(new URL(next.url).port));
+      await eventually(async () => {
+        await nextClient.set('mark', 1);
+        return (await nextClient.wait(1, 100)) === 1;
+      });
+      const moved = await startLocks({
+        url: next.url,
+        connection: proxy.url,
+        replicas: 1,
+        keyPrefix: 'moved',
+      });
+      const { pid } = replica as { pid: number };
+      process.kill(pid, 'SIGSTOP'); // so that WAIT has no answer
+      try {
+        const taken = moved.locks.acquire('moved');
+        await eventually(async () => (await one.redis.exists('moved:{moved}')) === 1);
+        proxy.leadTo(next.url);
+        proxy.cut();
+        await expect(taken).rejects.toBeInstanceOf(LockUnavailableError);
+        expect(await nextClient.exists('moved:{moved}')).toBe(0);
+      } finally {
+        process.kill(pid, 'SIGCONT');
+      }
+      await one.redis.del('moved:{moved}', 'moved:fence:{moved}');
+      await moved.close();
+    } finally {
+      await proxy.close();
+      nextClient.disconnect();
+      follower.disconnect();
+      await Promise.all([next.stop(), nextReplica.stop()]);
+    }
   });
 });
