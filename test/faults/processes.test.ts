@@ -221,7 +221,7 @@ describe('several processes', () => {
     const held = await one.locks.acquire('sigterm:other', { ttl: 10_000 });
     await queueUp(worker, 'sigterm:other', 'never');
     const work = worker.do('workSlowly', 'sigterm', one.key('sigterm'), 400);
-    await eventually(async () => (await owner('sigterm')) !== null);
+    await eventually(async () => (await redis.exists(one.key('sigterm:started'))) === 1);
     worker.signal('SIGTERM');
     await eventually(async () => (await waiters('sigterm:other')) === 0); // waiters are sent away at once
     await work;

@@ -89,8 +89,10 @@ export const tasks = {
   },
 
   /** Work that takes its time, and then has something to commit; ends when it is told to, or after a while. */
+  /** Leaves word at `<key>:started`. */
   async workSlowly(resource: string, key: string, ms: number): Promise<void> {
     await locks.withLock(resource, async ({ multi }) => {
+      await redis.set(`${key}:started`, 1);
       await new Promise((resolve) => setTimeout(resolve, ms));
       await locks.withLock(`${resource}:nested`, (nested) => nested.multi.incr(key));
       multi.incr(key);
