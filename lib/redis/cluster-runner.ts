@@ -53,9 +53,8 @@ export class ClusterRunner implements Runner {
 
   bounded<T>(reply: Promise<T>, keys: readonly ResourceKeys[], timeout?: number): Promise<T> {
     return bounded(reply, keys, Math.min(timeout ?? Infinity, this.#commandTimeout), (sent) => {
-      const [first] = keys;
-      const server = first && this.#servers.of(first);
-      if (server && 'runner' in server) this.#runnerOf(server).doubt(sent);
+      const server = keys[0] && this.#servers.knownFor(keys[0].owner);
+      if (server) this.#runnerOf(server).doubt(sent);
     });
   }
 

@@ -66,6 +66,12 @@ export class ClusterServers implements Servers {
     return this.#find(name) ?? this.#search(name);
   }
 
+  /** The server that has a key as far as is known, if anything was asked of it before. */
+  knownFor(name: string): Server | undefined {
+    const [address = ''] = this.#client.slots[this.slotOf(name)] ?? [];
+    return this.#servers.get(address);
+  }
+
   slotOf(name: string): number {
     return calculateSlot(this.clientPrefix + name);
   }

@@ -126,6 +126,7 @@ export class LockStore {
   async #acquirePart(claim: Claim, ttl: number): Promise<AcquireReply> {
     const { acquires } = this.#servers;
     const asked = this.#replicas > 0 ? this.#placeOf(claim) : undefined;
+    asked?.catch(() => undefined); // heard of below, if there is a grant; otherwise the request fails itself
     const reply = acquires.run(ACQUIRE, triples(claim.keys), [claim.token, '', 0, '']);
     try {
       const answer = decodeAcquire(await acquires.bounded(reply, claim.keys));
@@ -173,6 +174,7 @@ export class LockStore {
     const argv = [claim.token, ticket, Math.ceil(neededFor), maxWaiters === Infinity ? '' : maxWaiters];
     const { acquires } = this.#servers;
     const asked = this.#replicas > 0 ? this.#placeOf(claim) : undefined;
+    asked?.catch(() => undefined); // heard of below, if there is a grant; otherwise the request fails itself
     let answer: AcquireReply;
     try {
       const reply = acquires.run(ACQUIRE, triples(claim.keys), argv, isWanted);

@@ -187,7 +187,8 @@ export class GuardedCommit {
     const { resources } = lease;
     switch (answer.outcome) {
       case 'applied':
-        // Where the release failed inside EXEC, its script being unknown after SCRIPT FLUSH, the lock is still there, and the caller's release takes care of it.
+        // Where the release failed inside EXEC, its script being unknown after SCRIPT FLUSH, the lock is still there,
+        // and the caller's release takes care of it.
         if (!keep && answer.handedOver) this.#keeper.markReleased(lease);
         return { replies: assertReplies(answer.replies, commands, resources) };
       case 'lost':
