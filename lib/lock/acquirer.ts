@@ -5,6 +5,7 @@ import type { Claim, ResourceKeys } from '../redis/lock-keys.js';
 import type { LockStore } from '../redis/lock-store.js';
 import { Lease } from './lease.js';
 import type { LeaseKeeper } from './lease-keeper.js';
+import type { Inheritance } from './succession.js';
 import type { Patience } from './waiter.js';
 import type { WaitingRoom } from './waiting-room.js';
 
@@ -15,6 +16,7 @@ export interface Acquired {
   readonly fencingTokens: readonly number[];
   /** When the request for it was sent. */
   readonly acquired: Instant;
+  readonly inheritance?: Inheritance | undefined;
 }
 
 /** Takes resources all or none: at once, or by waiting in line for as long as somebody is ready to. */
@@ -38,13 +40,13 @@ export class Acquirer {
   async acquire(keys: readonly ResourceKeys[], ttl: number, patience?: Patience): Promise<Acquired> {
     const claim = { token: this.#newToken(ttl), keys };
     if (patience !== undefined && keys.length === 1) {
-      const { fencingToken, acquired } = await this.#room.wait(claim, ttl, patience);
-      return { claim, fencingTokens: [fencingToken], acquired };
+      const { fencingToken, acquired, inheritance } = await this.#room.wait(claim, ttl, patience);
+      return { claim, fencingTokens: [fencingToken], acquired, inheritance };
     }
     const acquired = now();
     const reply = await this.#store.acquire(claim, ttl);
     if (reply.granted) return { claim, fencingTokens: reply.fencingTokens, acquired };
-    if (patience !== undefined) return this.#gather(keys, ttl, patience);
+    if (patience !== undefined) return this.#gather(keys, ttl, { ...patience, beginsAtOnce: false });
     const { retryAfter } = reply;
     const resources = keys.map(({ resource }) => resource);
     throw new LockNotAcquiredError('busy', {

@@ -24,6 +24,9 @@ export class LeaseKeeper {
   /** Released by their holders, but not before their minHold is over. */
   readonly #heldBack = new Map<Lease, Alarm>();
 
+  /** Asked first when a lease is given up, with the ms it had left: somebody here may take it over at once. */
+  onRelease: (lease: Lease, remaining: number) => Promise<Release> | undefined = () => undefined;
+
   constructor(store: LockStore) {
     this.#store = store;
   }
@@ -47,15 +50,26 @@ export class LeaseKeeper {
    */
   async release(lease: Lease): Promise<Release> {
     if (lease.state !== 'held') return 'not ours';
+    const { minHoldLeft, remaining } = lease;
     this.markReleased(lease);
-    const { minHoldLeft } = lease;
-    if (minHoldLeft > 0) return this.#releaseLater(lease, minHoldLeft);
+    if (minHoldLeft > 0) lease.released = this.#releaseLater(lease, minHoldLeft);
+    else lease.released = this.onRelease(lease, remaining) ?? this.#release(lease);
+    return lease.released;
+  }
+
+  async #release(lease: Lease): Promise<Release> {
     try {
       return await this.#store.release(lease);
     } catch (error) {
       this.#store.giveBack(lease, lease.ttl);
       throw error;
     }
+  }
+
+  /** A lease that was not renewed until now, since Redis had not heard of it, has its own ttl from then on. */
+  begin(lease: Lease, sent: Instant): void {
+    this.#restart(lease, lease.ttl, sent);
+    this.resumeRenewal(lease);
   }
 
   /** For a lease that was given up in Redis by other means, by a commit. */
@@ -78,6 +92,7 @@ export class LeaseKeeper {
   }
 
   async #extend(lease: Lease, ttl: number): Promise<void> {
+    await lease.heard;
     const sent = now();
     if (lease.remaining > 0) {
       // A shorter lease counts from now on, whatever becomes of the reply.
@@ -139,6 +154,7 @@ export class LeaseKeeper {
     this.#heldBack.set(lease, alarm);
     alarm.set(performance.now() + ms);
     try {
+      await lease.heard;
       const shortened = await this.#store.extend(lease, Math.ceil(ms));
       return shortened === 'lost' ? 'not ours' : 'released';
     } catch {

@@ -1,6 +1,11 @@
 import { elapsedSince } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
 import type { Claim, ResourceKeys } from '../redis/lock-keys.js';
+import type { Release } from '../redis/lock-store.js';
+import type { Inheritance } from './succession.js';
+
+/** What is counted on of a ttl, for clocks that do not go alike. */
+const DRIFT = 0.99;
 
 export type LeaseState = 'held' | 'lost' | 'released';
 
@@ -15,6 +20,8 @@ export interface LeaseTerms {
   readonly maxHold?: number;
   /** It is given up no sooner. Default: 0. */
   readonly minHold?: number;
+  /** When it begins under the lease before it. */
+  readonly inheritance?: Inheritance | undefined;
 }
 
 /** A lease as this process knows it. LeaseKeeper alone changes it. */
@@ -30,6 +37,15 @@ export class Lease implements Claim {
   retryAt = -Infinity;
   /** The last extension that was asked for. */
   extended: Promise<void> = Promise.resolve();
+  /** See Inheritance; none once Redis has heard of this lease. */
+  predecessors: readonly string[];
+  /**
+   * While Redis may not have heard of the lease: settles with the request that tells it, and rejects with
+   * LockUnavailableError. Whatever names the token alone has to wait for that.
+   */
+  heard: Promise<void> | undefined;
+  /** What its release came to, once that was begun. */
+  released: Promise<Release> | undefined;
   /** How many commits were sent under it. */
   commits = 0;
   /** Settled when the one that is under way has ended. */
@@ -47,7 +63,8 @@ export class Lease implements Claim {
     terms: LeaseTerms,
   ) {
     this.ttl = terms.ttl;
-    this.measuredFrom = terms.acquired;
+    this.measuredFrom = terms.inheritance?.measuredFrom ?? terms.acquired;
+    this.predecessors = terms.inheritance?.predecessors ?? [];
     this.#acquired = terms.acquired;
     this.#terms = terms;
   }
@@ -59,7 +76,14 @@ export class Lease implements Claim {
   /** ms this process may still count on, less what clocks may drift: 1 % and 2 ms. 0 when lost or released. */
   get remaining(): number {
     if (this.state !== 'held') return 0;
-    return Math.max(0, this.ttl * 0.99 - 2 - elapsedSince(this.measuredFrom));
+    return Math.max(0, this.ttl * DRIFT - 2 - elapsedSince(this.measuredFrom));
+  }
+
+  /** Since when a lease of that ttl would have to last to end when this one does. */
+  measuredFor(ttl: number): Instant {
+    const later = (this.ttl - ttl) * DRIFT;
+    const { monotonic, wall } = this.measuredFrom;
+    return { monotonic: monotonic + later, wall: wall + later };
   }
 
   /** ms until renewal is due, after a third of the ttl; Infinity when there will be none. */

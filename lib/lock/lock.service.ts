@@ -36,6 +36,7 @@ import { InFlight } from './in-flight.js';
 import { Lease } from './lease.js';
 import { LeaseKeeper } from './lease-keeper.js';
 import { Lock } from './lock.js';
+import { Succession } from './succession.js';
 import { WaitingRoom } from './waiting-room.js';
 
 const DEFAULT_RETRIES = 3;
@@ -55,6 +56,7 @@ export class LockService
   readonly #store: LockStore;
   readonly #keeper: LeaseKeeper;
   readonly #room: WaitingRoom;
+  readonly #succession: Succession;
   readonly #handOvers: HandOverWatch;
   readonly #acquirer: Acquirer;
   readonly #scopes: LockScopes;
@@ -82,6 +84,7 @@ export class LockService
     this.#store = new LockStore(servers, commandTimeout, options.replicas);
     this.#keeper = new LeaseKeeper(this.#store);
     this.#room = new WaitingRoom(this.#store, (keys) => servers.subscribed(keys), commandTimeout);
+    this.#succession = new Succession(this.#store, this.#room, this.#keeper);
     this.#handOvers = new HandOverWatch(this.#store);
     this.#acquirer = new Acquirer(
       this.#store,
@@ -361,15 +364,17 @@ export class LockService
       const autoExtend = options.autoExtend ?? this.#options.autoExtend;
       const maxHold = options.maxHold ?? this.#options.maxHold;
       const { maxWaiters } = this.#options;
-      const patience = { until: performance.now() + wait, maxWaiters, signal, nested };
+      const until = performance.now() + wait;
+      const patience = { until, maxWaiters, signal, nested, beginsAtOnce: true };
       const granted = await this.#acquirer.acquire(keys, ttl, wait > 0 ? patience : undefined);
-      const { claim, fencingTokens, acquired } = granted;
+      const { claim, fencingTokens, acquired, inheritance } = granted;
       const lease = new Lease(claim.token, keys, fencingTokens, {
         acquired,
         ttl,
         autoExtend,
         maxHold,
         minHold,
+        inheritance,
       });
       try {
         this.#assertWanted(keys, signal, nested);
@@ -384,6 +389,7 @@ export class LockService
       }
       const lock = Lock.of(lease, this.#keeper);
       this.#keeper.keep(lease);
+      if (inheritance) void this.#succession.follow(lease, inheritance);
       return { lease, lock };
     } finally {
       this.#granting.end();

@@ -1,5 +1,6 @@
 import type { Instant } from '../redis/instant.js';
 import type { Claim } from '../redis/lock-keys.js';
+import type { Inheritance } from './succession.js';
 
 /** How long somebody is ready to wait, and how many may. */
 export interface Patience {
@@ -9,12 +10,15 @@ export interface Patience {
   readonly signal: AbortSignal | undefined;
   /** Goes on waiting while the application closes: its lock is needed by work that is to end. */
   readonly nested: boolean;
+  /** Whether its lease begins with the grant; otherwise it has to be granted by Redis. */
+  readonly beginsAtOnce: boolean;
 }
 
 /** A lock that was granted, and when the request for it was sent. */
 export interface Granted {
   readonly fencingToken: number;
   readonly acquired: Instant;
+  readonly inheritance?: Inheritance;
 }
 
 /** One who waits for a single resource. */

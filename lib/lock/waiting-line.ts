@@ -8,6 +8,8 @@ const AFTER_LEASE = 1;
 /** The local waiters of one resource, in the order they came; the first one asks when the holder's lease ends. */
 export class WaitingLine {
   readonly waiters = new Set<Waiter>();
+  /** Tokens that come before those of all other clients, the first one first; also of some that wait no more. */
+  run: string[] = [];
   readonly #ask: (waiter: Waiter) => Promise<void>;
   readonly #alarm = new Alarm(() => this.#wakeFirst());
   /** When the holder's lease ends, as far as is known here. */
@@ -29,6 +31,19 @@ export class WaitingLine {
     if (this.#alarmAt <= this.#leaseEndsAt) return;
     this.#alarmAt = this.#leaseEndsAt + AFTER_LEASE;
     this.#alarm.set(this.#alarmAt);
+  }
+
+  /** The token has a new place, right after another one in line or, 'ours', after a holder of this client. */
+  comesAfter(before: string, token: string): void {
+    if (before === 'ours') this.run = [token];
+    else if (this.run.at(-1) === before) this.run.push(token);
+  }
+
+  /** The first token of the run that still waits. */
+  nextOfRun(isWaiting: (token: string) => boolean): string | undefined {
+    const first = this.run.findIndex(isWaiting);
+    this.run.splice(0, first === -1 ? this.run.length : first);
+    return this.run[0];
   }
 
   /** All in line ask again; once more after that, however many reasons there are meanwhile. */

@@ -78,6 +78,29 @@ export class WaitingRoom {
     for (const waiter of this.#byToken.values()) void this.#ask(waiter);
   }
 
+  /** Redis has said which waiters come before those of all other clients. */
+  runs(owner: string, run: readonly string[]): void {
+    const line = this.#lines.get(owner);
+    if (line) line.run = [...run];
+  }
+
+  /** Who comes next, where that is known to be a waiter of this service that can begin at once. */
+  nextInLine(owner: string): Waiter | undefined {
+    const line = this.#lines.get(owner);
+    const token = line?.nextOfRun((each) => this.#byToken.has(each));
+    const waiter = token === undefined ? undefined : this.#byToken.get(token);
+    // The answer to an ask that is under way comes first.
+    return waiter?.patience.beginsAtOnce && !waiter.asking ? waiter : undefined;
+  }
+
+  /** The waiter has the lock. */
+  begin(waiter: Waiter, granted: Granted): void {
+    const line = this.#lineOf(waiter);
+    this.#leave(waiter, 'granted');
+    waiter.resolve(granted);
+    line?.leaseEndsIn(waiter.ttl);
+  }
+
   /** One of ours may have one of these locks without knowing, or may have lost its place. */
   #recheckAll(claim: Claim): void {
     for (const { owner } of claim.keys) void this.#lines.get(owner)?.recheck();
@@ -168,20 +191,24 @@ export class WaitingRoom {
       return;
     }
     if (answer.granted) {
+      this.runs(ownerKey(claim), answer.run);
       this.#grant(waiter, answer.fencingTokens[0] ?? 0, sent);
     } else if (answer.ticket === undefined) {
       await this.#giveUp(waiter, 'queue_full');
     } else {
       waiter.ticket = answer.ticket;
       waiter.retryAfter = answer.retryAfter;
-      this.#lineOf(waiter)?.leaseEndsIn(answer.retryAfter ?? ttl);
+      const line = this.#lineOf(waiter);
+      if (answer.before !== undefined) line?.comesAfter(answer.before, claim.token);
+      line?.leaseEndsIn(answer.retryAfter ?? ttl);
     }
   }
 
   /** @returns whether somebody waits with that token */
-  #handOver({ token, fencingToken, sent }: HandedOver): boolean {
+  #handOver({ token, fencingToken, sent, run }: HandedOver): boolean {
     const waiter = this.#byToken.get(token);
     if (!waiter) return false;
+    this.runs(ownerKey(waiter.claim), run);
     // An ask that is under way might take the lock again after it was used and released: its answer comes first.
     if (this.#store.confirmsGrants) void this.#ask(waiter);
     else if (waiter.asking) waiter.askAgain = true;
@@ -198,10 +225,7 @@ export class WaitingRoom {
       const why = `The lease of ${waiter.ttl} ms was over before Redis' answer was there`;
       return this.#fail(waiter, new LockUnavailableError(why, { resources: resourcesOf(waiter) }));
     }
-    const line = this.#lineOf(waiter);
-    this.#leave(waiter, 'granted');
-    waiter.resolve({ fencingToken, acquired });
-    line?.leaseEndsIn(waiter.ttl);
+    this.begin(waiter, { fencingToken, acquired });
   }
 
   #fail(waiter: Waiter, error: unknown): void {

@@ -108,7 +108,7 @@ export async function sendCommit(
   transaction.hset(fence, field, record);
   if (!keep) {
     const all = triples(claim.keys);
-    transaction.evalsha(RELEASE.sha, all.length, ...all, all.length, claim.token);
+    transaction.evalsha(RELEASE.sha, all.length, ...all, all.length, claim.token, '');
   }
   for (const { method, args } of commands) {
     (transaction as unknown as Record<string, (...args: readonly unknown[]) => unknown>)[method]?.(...args);

@@ -21,6 +21,10 @@ export interface ResourceKeys {
 export interface Claim {
   readonly token: string;
   readonly keys: readonly ResourceKeys[];
+  /** Holders before it, the latest first, one of which Redis may still take for the owner; with a single resource. */
+  readonly predecessors?: readonly string[];
+  /** In the order of the keys, once it was granted. */
+  readonly fencingTokens?: readonly number[];
 }
 
 const MAX_RESOURCE_BYTES = 512;
@@ -60,6 +64,11 @@ export function normaliseResources(resource: Resource): readonly string[] {
 
 export function resourcesOf(keys: readonly ResourceKeys[]): string[] {
   return keys.map(({ resource }) => resource);
+}
+
+/** Those of the claim and of its predecessors, as scripts want to have them. */
+export function tokensOf({ token, predecessors = [] }: Claim): string {
+  return predecessors.length === 0 ? token : [token, ...predecessors].join(' ');
 }
 
 /** KEYS of most scripts: owner, queue, fence of one resource after the other. */

@@ -10,10 +10,12 @@ import { GRANT, HAND_OVER, TOKEN, claimScript, script } from './script-parts.js'
  *         3 ticket: '' does not wait, '0' wants a place in the queue, any other keeps its place
  *         4 ms the place may be needed, 5 places there may be ('' any number)
  * Returns for each claim one of
- *         {1, lost, fencing token, ...} in the order of KEYS
- *         {0, ms the holder has left (-1: for ever), and if there is one: ticket, lost}
+ *         {1, lost, fencing token, ..., run} in the order of KEYS; run: see handOver, if it had a ticket
+ *         {0, ms the holder has left (-1: for ever), and if there is one: ticket, lost, before}
  *         {2, ms the holder has left} when all places are taken
  *         an error that concerns this claim alone
+ *         before: who comes right before a new place, as far as the asker can know it: the token of the last one in
+ *         line, or 'ours' where that is a holder of its own client
  *         lost: 1 when the place that was to be kept was not there any more
  * Invariants: nothing of a claim is granted unless all of it is. A lock that is free while others wait goes to the
  * first live one of them. A provisional owner that never came for it loses all the places of its client.
@@ -41,15 +43,17 @@ export const ACQUIRE = claimScript(
         if ticket == '' then return {0, left} end
         local place = call('ZSCORE', queue, me)
         if place then ticket = place end
+        local before
         if ticket == '0' then
           local places = call('ZCARD', queue)
           if maxPlaces ~= '' and places >= tonumber(maxPlaces) then return {2, left} end
-          local time, last = call('TIME'), call('ZRANGE', queue, -1, -1, 'WITHSCORES')[2]
-          ticket = string.format('%.0f', math.max((tonumber(last) or 0) + 1, time[1] * 1000000 + time[2]))
+          local time, last = call('TIME'), call('ZRANGE', queue, -1, -1, 'WITHSCORES')
+          before = last[1] or clientOf(holder) == clientOf(me) and 'ours' or nil
+          ticket = string.format('%.0f', math.max((tonumber(last[2]) or 0) + 1, time[1] * 1000000 + time[2]))
           call('ZADD', queue, ticket, me)
         end
         if call('PTTL', queue) < tonumber(neededFor) then call('PEXPIRE', queue, neededFor) end
-        return {0, left, ticket, lost}
+        return {0, left, ticket, lost, before}
       end
     end
     local reply = {1, lost}
@@ -68,6 +72,7 @@ export const ACQUIRE = claimScript(
       if ticket ~= '' then call('ZREM', queue, me) end
       reply[#reply + 1] = number
     end
+    if ticket ~= '' and ticket ~= '0' then reply[#reply + 1] = run(KEYS[from + 1], clientOf(me)) end
     return reply
   end)
 `,
@@ -78,7 +83,7 @@ export const ACQUIRE = claimScript(
  * as well.
  *
  * KEYS    owner, queue, fence of each resource, claim by claim
- * ARGV    of each claim: 1 number of its KEYS, 2 token
+ * ARGV    of each claim: 1 number of its KEYS, 2 tokens, see giveUp, 3 the latest one's fencing token if there are several
  * Returns for each claim {how many of its resources were its own, then what handOver adds}, or an error
  * Invariant: a resource that someone else holds is left alone.
  */
@@ -86,13 +91,41 @@ export const RELEASE = claimScript(
   GRANT,
   HAND_OVER,
   `
-  return forEachClaim(2, function(from, to, token)
+  return forEachClaim(3, function(from, to, tokens, number)
     local reply = {0}
     for i = from, to, 3 do
-      if giveUp(i, token, reply) then reply[1] = reply[1] + 1 end
+      if giveUp(i, tokens, number, reply) then reply[1] = reply[1] + 1 end
     end
     return reply
   end)
+`,
+);
+
+/**
+ * Makes the waiter owner whom the client has already let begin, under the lease of the holder before: passes the lock on
+ * from whichever of its tokens Redis knows as the owner. Can be sent again.
+ *
+ * KEYS    owner, queue, fence of the resource
+ * ARGV    1 token, 2 its fencing token, one more than that of the holder before, 3 ... tokens of the holders before
+ * Returns {1, run} or {0} when none of them is the owner any more; run: see handOver
+ * Invariant: what someone else holds, or nobody, is left alone.
+ */
+export const PASS_ON = script(
+  TOKEN,
+  GRANT,
+  HAND_OVER,
+  `
+  local owner, queue, fence, me = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
+  local holder, mine = call('GET', owner), false
+  for a = 3, #ARGV do mine = mine or holder == ARGV[a] end
+  if not mine and holder ~= me then return {0} end
+  call('ZREM', queue, me, unpack(ARGV, 3))
+  if mine then
+    local _, shorter = grant(owner, fence, me, ttlOf(me), known(fence), tonumber(ARGV[2]))
+    local after = shorter and first(queue)
+    while after and not tell(owner, queue, after) do after = first(queue) end
+  end
+  return {1, run(queue, clientOf(me))}
 `,
 );
 
@@ -162,7 +195,7 @@ export const EXTEND = script(
  * nothing, so that a commit which still arrives is refused by its guard.
  *
  * KEYS    owner, queue, fence of each resource
- * ARGV    1 token, 2 record of a commit or '', 3 its field, 4 fencing token of the first resource
+ * ARGV    1 tokens, see giveUp, 2 record of a commit or '', 3 its field, 4 fencing token of the first resource, if known
  * Returns {'committed' | 'gone' | 'unknown', placeLost, then what handOver adds}: 'gone', it was not committed and never will
  * be; 'unknown', its record was overwritten or is lost, if there was one.
  */
@@ -183,9 +216,9 @@ export const BURN = script(
   end
   local reply = {verdict, 0}
   for i = 1, #KEYS, 3 do
-    local had = call('ZREM', KEYS[i + 1], ARGV[1])
+    local had = call('ZREM', KEYS[i + 1], latestOf(ARGV[1]))
     -- neither the owner nor in line: whoever waited with this token had lost its place
-    if not giveUp(i, ARGV[1], reply) and had == 0 then reply[2] = 1 end
+    if not giveUp(i, ARGV[1], ARGV[4], reply) and had == 0 then reply[2] = 1 end
   end
   return reply
 `,

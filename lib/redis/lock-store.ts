@@ -3,9 +3,9 @@ import { LockUnavailableError } from '../errors/lock.errors.js';
 import { now } from './instant.js';
 import type { Instant } from './instant.js';
 import { pause, within } from './deadline.js';
-import { resourcesOf, triples } from './lock-keys.js';
+import { resourcesOf, tokensOf, triples } from './lock-keys.js';
 import type { Claim, ResourceKeys } from './lock-keys.js';
-import { ACQUIRE, BURN, EXTEND, FORCE_RELEASE, INSPECT, RELEASE, RENEW } from './lock-scripts.js';
+import { ACQUIRE, BURN, EXTEND, FORCE_RELEASE, INSPECT, PASS_ON, RELEASE, RENEW } from './lock-scripts.js';
 import { commitRecord } from './script-parts.js';
 import type { Script } from './script-parts.js';
 import { NotSentError, unavailable } from './script-runner.js';
@@ -21,7 +21,13 @@ export interface Place {
 }
 
 export type AcquireReply =
-  | { readonly granted: true; readonly fencingTokens: readonly number[]; readonly placeLost: boolean }
+  | {
+      readonly granted: true;
+      readonly fencingTokens: readonly number[];
+      readonly placeLost: boolean;
+      /** Waiters of this client that come next, where the claim had a place in line. */
+      readonly run: readonly string[];
+    }
   | {
       readonly granted: false;
       /** The place was not there any more: those of other waiters of this client may be gone as well. */
@@ -30,6 +36,8 @@ export type AcquireReply =
       readonly retryAfter: number | undefined;
       /** The place in the queue, if one was asked for; undefined when all are taken. */
       readonly ticket: string | undefined;
+      /** Who comes right before a new place: the token of the last one in line, or 'ours', a holder of this client. */
+      readonly before: string | undefined;
     };
 
 /** A lock that is held, as an operator sees it. */
@@ -50,10 +58,18 @@ export interface HandedOver {
   readonly fencingToken: number;
   /** Taken before the request was sent: its lease counts from there. */
   readonly sent: Instant;
+  /** Those that come next, before any of other clients. */
+  readonly run: readonly string[];
 }
 
 /** What a release came to; 'unclear': it may have been ours, and released by the same request sent twice. */
 export type Release = 'released' | 'not ours' | 'unclear';
+
+/** What Redis says of a lock that was passed on here: what the release came to, and who comes next, see HandedOver. */
+export interface PassedOn {
+  readonly release: Release;
+  readonly run: readonly string[];
+}
 
 export type Renewal = 'renewed' | 'lost' | 'failed';
 
@@ -120,7 +136,7 @@ export class LockStore {
       throw error;
     }
     const fencingTokens = claim.keys.map(({ owner }) => tokens.get(owner) ?? 0);
-    return { granted: true, fencingTokens, placeLost: false };
+    return { granted: true, fencingTokens, placeLost: false, run: [] };
   }
 
   async #acquirePart(claim: Claim, ttl: number): Promise<AcquireReply> {
@@ -129,11 +145,15 @@ export class LockStore {
     asked?.catch(() => undefined); // heard of below, if there is a grant; otherwise the request fails itself
     const reply = acquires.run(ACQUIRE, triples(claim.keys), [claim.token, '', 0, '']);
     try {
-      const answer = decodeAcquire(await acquires.bounded(reply, claim.keys));
+      const answer = decodeAcquire(await acquires.bounded(reply, claim.keys), claim);
       if (answer.granted && asked) await this.#confirm(claim, await asked);
       return answer;
     } catch (error) {
-      this.giveBack(claim, ttl, reply.then(decodeAcquire));
+      this.giveBack(
+        claim,
+        ttl,
+        reply.then((late) => decodeAcquire(late, claim)),
+      );
       throw error;
     }
   }
@@ -179,7 +199,7 @@ export class LockStore {
     try {
       const reply = acquires.run(ACQUIRE, triples(claim.keys), argv, isWanted);
       acquires.bounded(reply, claim.keys).catch(() => undefined); // only to have a silent connection replaced
-      answer = decodeAcquire(await reply);
+      answer = decodeAcquire(await reply, claim);
     } catch (error) {
       throw unavailable(error, claim.keys);
     }
@@ -201,12 +221,28 @@ export class LockStore {
   async #releasePart(claim: Claim): Promise<Release> {
     const { lostConnections } = this.#servers;
     const sent = now();
-    const [released, ...waiters] = await this.#giveUp<number | string>(RELEASE, claim, []);
+    const number = claim.predecessors?.length ? (claim.fencingTokens?.[0] ?? '') : '';
+    const [released, ...waiters] = await this.#giveUp<number | string>(RELEASE, claim, [number]);
     this.reportHandOvers(claim, waiters, sent);
     if (Number(released) === claim.keys.length) return 'released';
     if (this.#servers.lostConnections === lostConnections) return 'not ours';
     this.onUnclear(claim);
     return 'unclear';
+  }
+
+  /**
+   * Makes the claim owner in place of its predecessors, where one of them is. Sent at once, so that whatever this
+   * process sends later comes after it. Can be sent again.
+   *
+   * @throws LockUnavailableError
+   */
+  async passOn(claim: Claim): Promise<PassedOn> {
+    const { runner, lostConnections } = this.#servers;
+    const argv = [claim.token, claim.fencingTokens?.[0] ?? 0, ...(claim.predecessors ?? [])];
+    const reply = runner.run(PASS_ON, triples(claim.keys), argv);
+    const [ours, run] = (await runner.bounded(reply, claim.keys)) as [unknown, unknown];
+    const foreign = this.#servers.lostConnections === lostConnections ? 'not ours' : 'unclear';
+    return { release: Number(ours) === 1 ? 'released' : foreign, run: decodeRun(run) };
   }
 
   /**
@@ -306,7 +342,7 @@ export class LockStore {
     const { record, field } = commit
       ? commitRecord(claim.token, commit.fencingToken, commit.number)
       : { record: '', field: '' };
-    const argv = [record, field, commit?.fencingToken ?? 0];
+    const argv = [record, field, commit?.fencingToken ?? claim.fencingTokens?.[0] ?? 0];
     const [verdict, placeLost, ...waiters] = await this.#giveUp<Verdict>(BURN, claim, argv);
     this.reportHandOvers(claim, waiters, sent);
     if (Number(placeLost) === 1) this.onPlaceLost(claim);
@@ -317,12 +353,12 @@ export class LockStore {
 
   /** What giving a claim up led to; for a script that ran elsewhere, inside a commit, its reply is passed on here. */
   reportHandOvers(claim: Claim, reply: readonly (string | number)[], sent: Instant): void {
-    for (let i = 0; i + 1 < reply.length; i += 2) {
-      const [token, number] = [String(reply[i]), Number(reply[i + 1])];
+    for (let i = 0; i + 2 < reply.length; i += 3) {
+      const [token, number, run] = [String(reply[i]), Number(reply[i + 1]), decodeRun(reply[i + 2])];
       const keys = claim.keys[number];
       if (token === '') {
         if (keys) this.onHandedAway(keys);
-      } else if (!this.onHandOver({ token, fencingToken: number, sent })) {
+      } else if (!this.onHandOver({ token, fencingToken: number, sent, run })) {
         this.giveBack({ token, keys: claim.keys }, LONGEST_GIVE_BACK);
       }
     }
@@ -352,7 +388,7 @@ export class LockStore {
     const [first] = claim.keys;
     if (claim.keys.length === 1 || !first || this.#servers.slotOf(first.owner) === undefined) return [claim];
     const groups = bySlot(claim.keys, ({ owner }) => this.#servers.slotOf(owner));
-    return groups.map((keys) => ({ token: claim.token, keys }));
+    return groups.map((keys) => ({ token: claim.token, keys })); // several resources have no predecessors
   }
 
   async #giveUp<First>(
@@ -361,7 +397,7 @@ export class LockStore {
     argv: (string | number)[],
   ): Promise<[First, ...string[]]> {
     const { runner } = this.#servers;
-    const reply = runner.run(script, triples(claim.keys), [claim.token, ...argv]);
+    const reply = runner.run(script, triples(claim.keys), [tokensOf(claim), ...argv]);
     try {
       return (await runner.bounded(reply, claim.keys)) as [First, ...string[]];
     } catch (error) {
@@ -393,17 +429,23 @@ export class LockStore {
   }
 }
 
-function decodeAcquire(reply: unknown): AcquireReply {
+function decodeRun(run: unknown): readonly string[] {
+  return run === undefined || run === '' ? [] : String(run).split(' ');
+}
+
+function decodeAcquire(reply: unknown, { keys }: Claim): AcquireReply {
   const [granted, ...rest] = reply as (number | string)[];
   if (Number(granted) === 1) {
-    const [lost, ...fencingTokens] = rest.map(Number);
-    return { granted: true, fencingTokens, placeLost: lost === 1 };
+    const [lost, ...fencingTokens] = rest.slice(0, keys.length + 1).map(Number);
+    const run = decodeRun(rest[keys.length + 1]);
+    return { granted: true, fencingTokens, placeLost: lost === 1, run };
   }
-  const [left = -1, ticket, lost] = rest;
+  const [left = -1, ticket, lost, before] = rest;
   return {
     granted: false,
     retryAfter: Number(left) >= 0 ? Number(left) : undefined,
     ticket: ticket === undefined ? undefined : String(ticket),
     placeLost: Number(lost) === 1,
+    before: before === undefined ? undefined : String(before),
   };
 }

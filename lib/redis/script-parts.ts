@@ -45,6 +45,15 @@ export function claimScript(...parts: readonly string[]): ClaimScript {
 const REMEMBERED = 64;
 
 /**
+ * How often a client may pass a lock on before Redis has heard of it. Less than what the next grant that Redis makes
+ * by itself is above the last one it knows of, and within what it remembers.
+ */
+export const MAX_UNHEARD = 32;
+
+/** Waiters of one client that are named to it as the next in line. */
+const LONGEST_RUN = 16;
+
+/**
  * How the n-th commit under a grant is recorded. Each grant's fencing token is one step further around the places
  * than the one before, so that a record is overwritten by the 64th grant after it and not before.
  */
@@ -56,6 +65,7 @@ export const TOKEN = `
   local call, base = redis.call, 1 -- base: where the KEYS of the claim at work begin
   local function clientOf(token) return string.match(token, '^[^:]+') end
   local function ttlOf(token) return tonumber(string.match(token, '%d+$')) end
+  local function latestOf(tokens) return string.match(tokens, '^%S+') end
 `;
 
 /*
@@ -79,18 +89,21 @@ export const FOR_EACH_CLAIM = `
 /*
  * known: what a grant has to know of the fence: last, believed, provisional.
  *
- * grant: makes the token owner for px ms and answers its fencing token: above the last one, and one step further around
- * the places for commit records. Otherwise it is the server's clock in microseconds, or up to 63 less, so that it also
- * grows across a lost hash. The owner is set last: whatever fails before it leaves no lock behind. Also answers whether waiters may
- * believe that the lock is held for longer than it now will be.
+ * grant: makes the token owner for px ms and answers its fencing token. That is the server's clock in microseconds, or
+ * up to 63 less, so that it also grows across a lost hash; and one step further around the places for commit records,
+ * and above all that a client which died can have given itself since the last one known here, see passOn. Such a client
+ * says the number itself. The owner is set last: whatever fails before it leaves no lock behind. Also answers whether
+ * waiters may believe that the lock is held for longer than it now will be.
  */
 export const GRANT = `
   local function known(fence) return call('HMGET', fence, 'last', 'believed', 'provisional') end
-  local function grant(owner, fence, token, px, is)
+  local function grant(owner, fence, token, px, is, number)
     local last, believed = tonumber(is[1]), tonumber(is[2]) or 0
     local time = call('TIME')
-    local number = time[1] * 1000000 + time[2]
-    if last then number = math.max(last + 1, number - (number - last - 1) % ${REMEMBERED}) end
+    if not number then
+      number = time[1] * 1000000 + time[2]
+      if last then number = math.max(last + 1 + ${REMEMBERED}, number - (number - last - 1) % ${REMEMBERED}) end
+    end
     local ends = time[1] * 1000 + math.floor(time[2] / 1000) + ttlOf(token)
     local shorter = ends < believed
     number, ends = string.format('%.0f', number), string.format('%.0f', math.max(ends, believed))
@@ -110,8 +123,13 @@ export const GRANT = `
  * received: the provisional TTL is the net. Bookkeeping comes first, so that the woken waiter finds it done.
  * When the lease is shorter than what waiters believe in, the next one in line is told to ask about it.
  *
- * Adds to the reply what the caller has to do: token and fencing token of a waiter of its own to tell, or '' and the
- * index, within its claim, of a resource that went elsewhere provisionally while others wait, to look after.
+ * Adds to the reply what the caller has to do: token, fencing token and run of a waiter of its own to tell, or '', the
+ * index, within its claim, of a resource that went elsewhere provisionally while others wait, to look after, and ''.
+ *
+ * run: those of the client's waiters that come before any other's, the first one first.
+ *
+ * giveUp: hands over what one of the tokens has. They are those of a client that passed the lock on from one to the
+ * other, the latest first, of which Redis may not have heard yet: the number is the latest one's fencing token.
  *
  * takeUp: the same for a lock that is free although somebody waits: its owner is dead. A provisional owner that
  * never came for it loses all the places of its client, unless that is the client that asks now. Answers what is known
@@ -119,6 +137,12 @@ export const GRANT = `
  */
 export const HAND_OVER = `
   local function first(queue) return call('ZRANGE', queue, 0, 0)[1] end
+  local function run(queue, client)
+    local tokens = call('ZRANGE', queue, 0, ${LONGEST_RUN - 1})
+    local length = 0
+    while tokens[length + 1] and clientOf(tokens[length + 1]) == client do length = length + 1 end
+    return table.concat(tokens, ' ', 1, length)
+  end
   local function drop(queue, client)
     for _, token in ipairs(call('ZRANGE', queue, 0, -1)) do
       if clientOf(token) == client then call('ZREM', queue, token) end
@@ -144,9 +168,11 @@ export const HAND_OVER = `
         if ours then
           reply[#reply + 1] = waiter
           reply[#reply + 1] = number
+          reply[#reply + 1] = run(queue, client)
         elseif first(queue) then
           reply[#reply + 1] = ''
           reply[#reply + 1] = (i - base) / 3
+          reply[#reply + 1] = ''
         end
         return
       end
@@ -166,10 +192,15 @@ export const HAND_OVER = `
     if not waiter or waiter == asker then return is end
     handOver(i, client, reply)
   end
-  local function giveUp(i, token, reply)
-    local holder, client = call('GET', KEYS[i]), clientOf(token)
-    if holder == token then handOver(i, client, reply)
-    elseif not holder then takeUp(i, client, nil, reply) end
-    return holder == token
+  local function giveUp(i, tokens, number, reply)
+    local holder, latest, mine = call('GET', KEYS[i]), latestOf(tokens), false
+    for token in string.gmatch(tokens, '%S+') do mine = mine or token == holder end
+    if mine and holder ~= latest then call('HSET', KEYS[i + 2], 'last', number) end
+    if latest ~= tokens then
+      for token in string.gmatch(tokens, '%S+') do call('ZREM', KEYS[i + 1], token) end
+    end
+    if mine then handOver(i, clientOf(latest), reply)
+    elseif not holder then takeUp(i, clientOf(latest), nil, reply) end
+    return mine
   end
 `;

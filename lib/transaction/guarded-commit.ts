@@ -75,6 +75,7 @@ export class GuardedCommit {
    */
   async commit(order: CommitOrder): Promise<Committed> {
     const { lease, alsoHeld, commands, keep } = order;
+    for (const each of [lease, ...alsoHeld]) if (each.heard) await each.heard;
     // One after the other: only the last one of a lease is recorded.
     while (lease.committing) await lease.committing;
     let ended = () => undefined as void;

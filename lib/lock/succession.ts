@@ -1,0 +1,97 @@
+import { pause } from '../redis/deadline.js';
+import { now } from '../redis/instant.js';
+import type { Instant } from '../redis/instant.js';
+import type { LockStore, PassedOn, Release } from '../redis/lock-store.js';
+import { MAX_UNHEARD } from '../redis/script-parts.js';
+import type { Lease } from './lease.js';
+import type { LeaseKeeper } from './lease-keeper.js';
+import type { Waiter } from './waiter.js';
+import type { WaitingRoom } from './waiting-room.js';
+
+/** ms until Redis is told again of a lock that was passed on. */
+const RETRY_PAUSE = 50;
+
+/** What a lease has from the one before it, until Redis has heard of it. */
+export interface Inheritance {
+  /** Since when a lease of its ttl would have to last to end when the one before it does. */
+  readonly measuredFrom: Instant;
+  /** Holders before it, the latest first, one of which Redis takes for the owner. */
+  readonly predecessors: readonly string[];
+  /** When Redis was told, and what it answers. */
+  readonly sent: Instant;
+  readonly told: Promise<PassedOn>;
+  /** The lease that came of it. */
+  heir?: Lease;
+}
+
+/**
+ * Passes a lock on inside of this process without waiting for Redis. As long as the holder's lease lasts, nobody else
+ * can have the lock. So when Redis has said that the next one in line is a waiter of this service, it begins under
+ * what is left of that lease, and has its own as soon as Redis has heard of it. See docs/waiting.md.
+ */
+export class Succession {
+  readonly #store: LockStore;
+  readonly #room: WaitingRoom;
+  readonly #keeper: LeaseKeeper;
+
+  constructor(store: LockStore, room: WaitingRoom, keeper: LeaseKeeper) {
+    this.#store = store;
+    this.#room = room;
+    this.#keeper = keeper;
+    keeper.onRelease = (lease, remaining) => this.#release(lease, remaining);
+  }
+
+  /**
+   * Has to be called for each lease that was inherited, when it begins: tells Redis of it until Redis has heard.
+   * Never rejects: what fails is tried again, and ends with the lease at the latest.
+   */
+  async follow(lease: Lease, inheritance: Inheritance): Promise<void> {
+    inheritance.heir = lease;
+    this.#keeper.pauseRenewal(lease); // Redis would not know the token
+    for (let { sent, told } = inheritance; ; told = this.#store.passOn(lease)) {
+      lease.heard = told.then(() => undefined);
+      lease.heard.catch(() => undefined); // for those who need it; here it is tried again
+      const passedOn = await told.catch(() => undefined);
+      if (passedOn) return this.#heard(lease, passedOn, sent);
+      await pause(Math.min(RETRY_PAUSE, lease.remaining));
+      if (lease.remaining <= 0) return; // or released, and that named all before it
+      sent = now();
+    }
+  }
+
+  #heard(lease: Lease, { release, run }: PassedOn, sent: Instant): void {
+    lease.heard = undefined;
+    const [keys] = lease.keys;
+    if (keys) this.#room.runs(keys.owner, run);
+    if (lease.state !== 'held') return;
+    if (release !== 'released') return this.#keeper.lose(lease, 'the holder before it had lost it');
+    lease.predecessors = [];
+    this.#keeper.begin(lease, sent);
+  }
+
+  /** @returns undefined when nobody can begin at once: then Redis is to be asked who is next */
+  #release(lease: Lease, remaining: number): Promise<Release> | undefined {
+    const [keys, ...others] = lease.keys;
+    if (!keys || others.length > 0 || this.#store.confirmsGrants) return undefined;
+    if (lease.predecessors.length >= MAX_UNHEARD) return undefined;
+    const heir = this.#room.nextInLine(keys.owner);
+    // It must not be lost because Redis takes its time.
+    if (!heir || remaining < heir.ttl / 2) return undefined;
+    return this.#passOn(lease, heir);
+  }
+
+  /** @throws LockUnavailableError when Redis could not be told; the heir goes on trying */
+  async #passOn(lease: Lease, heir: Waiter): Promise<Release> {
+    const predecessors = [lease.token, ...lease.predecessors];
+    const fencingToken = (lease.fencingTokens[0] ?? 0) + 1;
+    const sent = now();
+    const told = this.#store.passOn({ ...heir.claim, predecessors, fencingTokens: [fencingToken] });
+    const measuredFrom = lease.measuredFor(heir.ttl);
+    const inheritance: Inheritance = { measuredFrom, predecessors, sent, told };
+    this.#room.begin(heir, { fencingToken, acquired: sent, inheritance });
+    const { release } = await told;
+    // Given up again before Redis had heard of it: that release named both, and its word counts.
+    if (release !== 'released' && inheritance.heir?.released) return inheritance.heir.released;
+    return release;
+  }
+}
