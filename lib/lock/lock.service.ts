@@ -83,14 +83,14 @@ export class LockService
     const { client, servers } = this.#connections;
     this.#store = new LockStore(servers, commandTimeout, options.replicas);
     this.#keeper = new LeaseKeeper(this.#store);
-    this.#room = new WaitingRoom(this.#store, (keys) => servers.subscribed(keys), commandTimeout);
+    this.#room = new WaitingRoom(this.#store, servers, commandTimeout);
     this.#succession = new Succession(this.#store, this.#room, this.#keeper);
     this.#handOvers = new HandOverWatch(this.#store);
     this.#acquirer = new Acquirer(
       this.#store,
       this.#room,
       this.#keeper,
-      (ttl) => `${clientId}:${++sequence}:${ttl}`,
+      (ttl) => `${clientId}:${servers.sharded ? 's' : ''}${++sequence}:${ttl}`,
     );
     this.#work = new LockedWork({
       service: this,
@@ -234,7 +234,7 @@ export class LockService
   async onModuleInit(): Promise<void> {
     try {
       const servers = await this.#connections.servers.all();
-      await Promise.all(servers.map(({ commits }) => commits.open()));
+      await Promise.all(servers.map((server) => server.open()));
     } catch (error) {
       this.#logger.warn(`Guarded commits are not available at the moment. ${String(error)}`);
     }

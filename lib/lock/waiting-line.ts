@@ -8,6 +8,8 @@ const AFTER_LEASE = 1;
 /** The local waiters of one resource, in the order they came; the first one asks when the holder's lease ends. */
 export class WaitingLine {
   readonly waiters = new Set<Waiter>();
+  /** How many are about to get in line. */
+  coming = 0;
   /** Tokens that come before those of all other clients, the first one first; also of some that wait no more. */
   run: string[] = [];
   readonly #ask: (waiter: Waiter) => Promise<void>;

@@ -3,8 +3,10 @@ import type { LockNotAcquiredReason } from '../errors/lock.errors.js';
 import { Alarm, DeadlineError, within } from '../redis/deadline.js';
 import { elapsedSince, now } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
-import type { Claim, ResourceKeys } from '../redis/lock-keys.js';
+import { resourcesOf } from '../redis/lock-keys.js';
+import type { Claim } from '../redis/lock-keys.js';
 import type { AcquireReply, HandedOver, LockStore } from '../redis/lock-store.js';
+import type { Servers } from '../redis/servers.js';
 import { neededBy } from './waiter.js';
 import type { Granted, Patience, Waiter } from './waiter.js';
 import { WaitingLine } from './waiting-line.js';
@@ -13,6 +15,9 @@ import { WaitingLine } from './waiting-line.js';
 const AFTER_FAILURE = 100;
 const MAX_LATE_GRANTS = 3;
 
+/** Where this service hears of hand-overs. */
+type WakeUpPlaces = Pick<Servers, 'sharded' | 'hears' | 'subscribed' | 'unsubscribed'>;
+
 /**
  * Where the waiters of one service wait. Each has a place in the queue in Redis and is silent: it asks again when it
  * is told that the lock is its own, when the holder's lease ends (the first one in line does that for all), and after
@@ -20,20 +25,15 @@ const MAX_LATE_GRANTS = 3;
  */
 export class WaitingRoom {
   readonly #store: LockStore;
-  readonly #subscribed: (keys: ResourceKeys) => Promise<void> | undefined;
+  readonly #servers: WakeUpPlaces;
   readonly #commandTimeout: number;
   readonly #byToken = new Map<string, Waiter>();
   readonly #lines = new Map<string, WaitingLine>();
   #closed: 'no' | 'except nested' | 'yes' = 'no';
 
-  /** @param subscribed resolves when this client would hear of a hand-over; undefined: it would by now */
-  constructor(
-    store: LockStore,
-    subscribed: (keys: ResourceKeys) => Promise<void> | undefined,
-    commandTimeout: number,
-  ) {
+  constructor(store: LockStore, servers: WakeUpPlaces, commandTimeout: number) {
     this.#store = store;
-    this.#subscribed = subscribed;
+    this.#servers = servers;
     this.#commandTimeout = commandTimeout;
     store.onHandOver = (handedOver) => this.#handOver(handedOver);
     store.onUnclear = (claim) => this.#recheckAll(claim);
@@ -47,9 +47,32 @@ export class WaitingRoom {
    * @throws LockUnavailableError when Redis cannot be asked. In either case the place is given up first.
    */
   async wait(claim: Claim, ttl: number, patience: Patience): Promise<Granted> {
-    const resources = claim.keys.map(({ resource }) => resource);
-    const [keys] = claim.keys;
-    const subscribed = keys && this.#subscribed(keys);
+    if (this.#servers.sharded && !this.#servers.hears(claim)) {
+      // What is free needs no subscription, which each resource has of its own here.
+      const acquired = now();
+      const reply = await this.#store.acquire(claim, ttl);
+      if (reply.granted) return { fencingToken: reply.fencingTokens[0] ?? 0, acquired };
+    }
+    const line = this.#lines.get(ownerKey(claim)) ?? new WaitingLine((each) => this.#ask(each));
+    this.#lines.set(ownerKey(claim), line);
+    line.coming += 1;
+    try {
+      await this.#prepare(claim, patience);
+    } catch (error) {
+      line.coming -= 1;
+      this.#closeIfEmpty(line, claim);
+      throw error;
+    }
+    line.coming -= 1;
+    return new Promise((resolve, reject) => {
+      void this.#ask(this.#enter(line, claim, ttl, patience, resolve, reject));
+    });
+  }
+
+  /** @throws LockNotAcquiredError, LockUnavailableError */
+  async #prepare(claim: Claim, patience: Patience): Promise<void> {
+    const resources = resourcesOf(claim.keys);
+    const subscribed = this.#servers.subscribed(claim);
     if (subscribed) {
       await within(this.#commandTimeout, subscribed).catch((cause: unknown) => {
         const message = `Waiting is not possible, since Redis could not be subscribed to: ${String(cause)}`;
@@ -62,9 +85,6 @@ export class WaitingRoom {
     if (patience.signal?.aborted) {
       throw new LockNotAcquiredError('aborted', { resources, cause: patience.signal.reason });
     }
-    return new Promise((resolve, reject) => {
-      void this.#ask(this.#enter(claim, ttl, patience, resolve, reject));
-    });
   }
 
   /** A message for one of our waiters: the lock seems to be its own. */
@@ -114,6 +134,7 @@ export class WaitingRoom {
   }
 
   #enter(
+    line: WaitingLine,
     claim: Claim,
     ttl: number,
     patience: Patience,
@@ -135,8 +156,6 @@ export class WaitingRoom {
       cleanUp: this.#watchPatience(patience, (reason) => void this.#giveUp(waiter, reason)),
     };
     this.#byToken.set(claim.token, waiter);
-    const line = this.#lineOf(waiter) ?? new WaitingLine((each) => this.#ask(each));
-    this.#lines.set(ownerKey(claim), line);
     line.waiters.add(waiter);
     return waiter;
   }
@@ -223,7 +242,7 @@ export class WaitingRoom {
       if (waiter.lateGrants < MAX_LATE_GRANTS) return void this.#ask(waiter);
       this.#store.giveBack(waiter.claim, waiter.ttl);
       const why = `The lease of ${waiter.ttl} ms was over before Redis' answer was there`;
-      return this.#fail(waiter, new LockUnavailableError(why, { resources: resourcesOf(waiter) }));
+      return this.#fail(waiter, new LockUnavailableError(why, { resources: resourcesOf(waiter.claim.keys) }));
     }
     this.begin(waiter, { fencingToken, acquired });
   }
@@ -232,7 +251,7 @@ export class WaitingRoom {
     if (waiter.state !== 'waiting') return; // giving up goes on, and rejects it
     const line = this.#lineOf(waiter);
     this.#leave(waiter, 'gone');
-    const resources = resourcesOf(waiter);
+    const resources = resourcesOf(waiter.claim.keys);
     const message = 'Redis did not answer whether the lock can be had';
     waiter.reject(
       error instanceof DeadlineError ? new LockUnavailableError(message, { resources, cause: error }) : error,
@@ -248,7 +267,7 @@ export class WaitingRoom {
     const neededFor = neededBy(waiter);
     this.#leave(waiter, 'gone');
     await this.#store.burn(claim).catch(() => this.#store.giveBack(claim, neededFor));
-    const resources = resourcesOf(waiter);
+    const resources = resourcesOf(waiter.claim.keys);
     const after = retryAfter === undefined ? {} : { retryAfter };
     waiter.reject(new LockNotAcquiredError(reason, { resources, cause, ...after }));
   }
@@ -259,11 +278,17 @@ export class WaitingRoom {
     waiter.cleanUp?.();
     this.#byToken.delete(waiter.claim.token);
     const line = this.#lineOf(waiter);
-    line?.waiters.delete(waiter);
-    if (line?.waiters.size === 0) {
-      line.close();
-      this.#lines.delete(ownerKey(waiter.claim));
-    }
+    if (!line) return;
+    line.waiters.delete(waiter);
+    this.#closeIfEmpty(line, waiter.claim);
+  }
+
+  #closeIfEmpty(line: WaitingLine, claim: Claim): void {
+    if (line.waiters.size > 0 || line.coming > 0) return;
+    line.close();
+    this.#lines.delete(ownerKey(claim));
+    const [keys] = claim.keys;
+    if (keys) this.#servers.unsubscribed(keys);
   }
 
   #lineOf(waiter: Waiter): WaitingLine | undefined {
@@ -273,8 +298,4 @@ export class WaitingRoom {
 
 function ownerKey(claim: Claim): string {
   return claim.keys[0]?.owner ?? '';
-}
-
-function resourcesOf({ claim }: Waiter): string[] {
-  return claim.keys.map(({ resource }) => resource);
 }

@@ -4,10 +4,13 @@ import type { Cluster, Redis, RedisOptions } from 'ioredis';
 import { LockUnavailableError } from '../errors/lock.errors.js';
 import { ClusterRunner } from './cluster-runner.js';
 import { pause, within } from './deadline.js';
-import type { ResourceKeys } from './lock-keys.js';
+import { isSharded } from './lock-keys.js';
+import type { Claim, ResourceKeys } from './lock-keys.js';
 import { Server } from './server.js';
+import { isElsewhere } from './redis-client.js';
 import type { ServerParts } from './server.js';
 import type { Servers } from './servers.js';
+import type { Channel } from './wake-ups.js';
 
 /** ms between two looks at who has which slots, at least. */
 const LOOK_PAUSE = 50;
@@ -30,8 +33,8 @@ export class ClusterServers implements Servers {
   #lostConnections = 0;
   #looking: Promise<void> | undefined;
   #lookedAt = -Infinity;
-  /** Whether anybody has waited yet. */
-  #listens = false;
+  /** What is listened to for each line that somebody of this service waits in, by owner key. */
+  readonly #lines = new Map<string, Channel>();
   /** Servers whose connection for scripts is down. */
   readonly #down = new Set<string>();
   /** What each server had when waiters were last told to ask: the client may learn of changes by itself. */
@@ -95,29 +98,57 @@ export class ClusterServers implements Servers {
     await this.#watching;
   }
 
-  subscribed(keys: ResourceKeys): Promise<void> | undefined {
-    this.#listens = true;
-    const server = this.#find(keys.owner);
-    if (server?.wakeUps.isReady) return undefined;
-    return this.#subscribedLater(keys);
+  /** Sharded channels came with Redis 7. In a cluster of several versions they are not used. */
+  get sharded(): boolean {
+    const servers = [...this.#servers.values()];
+    return servers.length > 0 && servers.every(({ version }) => version >= 7);
+  }
+
+  hears({ token, keys }: Claim): boolean {
+    const [first] = keys;
+    if (!first) return false;
+    return this.knownFor(first.owner)?.wakeUps.hears(this.#channelOf(first, token)) ?? false;
+  }
+
+  subscribed({ token, keys }: Claim): Promise<void> | undefined {
+    const [first] = keys;
+    if (!first) return undefined;
+    const channel = this.#channelOf(first, token);
+    this.#lines.set(first.owner, channel);
+    const server = this.#find(first.owner);
+    if (server && server.wakeUps.listen(channel) === undefined) return undefined;
+    return this.#subscribedLater(first, channel);
+  }
+
+  unsubscribed({ owner }: ResourceKeys): void {
+    const channel = this.#lines.get(owner);
+    this.#lines.delete(owner);
+    // The one for all lines of a server stays.
+    if (channel?.sharded) this.knownFor(owner)?.wakeUps.leave(channel.name);
+  }
+
+  #channelOf({ tag }: ResourceKeys, token: string): Channel {
+    const sharded = isSharded(token);
+    return { name: this.#parts.channelOf(sharded ? tag : undefined), sharded };
   }
 
   /** Waits no longer than anybody waits for it. */
-  async #subscribedLater(keys: ResourceKeys): Promise<void> {
+  async #subscribedLater(keys: ResourceKeys, channel: Channel): Promise<void> {
     const until = performance.now() + this.#parts.commandTimeout;
     do {
       const { wakeUps } = await this.of(keys);
-      const ready = wakeUps.ready().then(() => true);
+      const ready = Promise.resolve(wakeUps.listen(channel)).then(
+        () => true,
+        (error: unknown) => {
+          if (error instanceof Error && isElsewhere(error)) return false;
+          throw error;
+        },
+      );
       const patience = pause(OUTAGE_PAUSE, this.#closing.signal).then(() => false);
       if (await Promise.race([ready, patience])) return;
       await this.lookAgain(); // the server may have been replaced
     } while (performance.now() < until && !this.isClosed);
     throw unreachable('No subscription was to be had in time');
-  }
-
-  /** Never rejects: who asks there then is told. */
-  async #listenTo(server: Server): Promise<void> {
-    await server.wakeUps.ready().catch(() => undefined);
   }
 
   #find(name: string): Server | undefined {
@@ -168,6 +199,7 @@ export class ClusterServers implements Servers {
           this.#down.delete(address);
           listener.onReady();
         },
+        onMoved: () => void this.lookAgain().catch(() => undefined), // asked again by whoever needs it
         onLost: () => {
           this.#lostConnections += 1;
           if (this.#servers.get(address) !== server) return; // it was closed here
@@ -178,7 +210,6 @@ export class ClusterServers implements Servers {
     });
     this.#servers.set(address, server);
     this.#announced.set(address, this.#slotsOf(address));
-    if (this.#listens) void this.#listenTo(server);
     return server;
   }
 
@@ -216,15 +247,27 @@ export class ClusterServers implements Servers {
     if (this.#announced.size === 0) return; // nobody has asked for anything yet
     const hasMoved = [...masters].some((address) => this.#announced.get(address) !== this.#slotsOf(address));
     if (!hasMoved) return;
-    for (const address of masters) {
-      this.#announced.set(address, this.#slotsOf(address));
+    for (const address of masters) this.#announced.set(address, this.#slotsOf(address));
+    void this.#follow().then(() => this.#parts.listener.onSubscribed());
+  }
+
+  /** Listens where the lines are now. Never rejects: whoever waits asks in any case, and is told. */
+  async #follow(): Promise<void> {
+    const places = new Map<Server, Set<string>>();
+    const listened = [...this.#lines].map(async ([owner, channel]) => {
       try {
-        if (this.#listens) void this.#listenTo(this.#serverAt(address));
+        const server = this.#find(owner);
+        if (!server) return;
+        places.set(server, (places.get(server) ?? new Set()).add(channel.name));
+        await server.wakeUps.listen(channel);
       } catch {
-        // The client has no connection to it at the moment: whoever needs the server finds it later.
+        // The server is not to be had at the moment, or the slot has moved on: that is looked at again.
       }
+    });
+    for (const server of this.#servers.values()) {
+      server.wakeUps.forget(({ name, sharded }) => sharded && !places.get(server)?.has(name));
     }
-    this.#parts.listener.onSubscribed();
+    await within(this.#parts.commandTimeout, Promise.all(listened)).catch(() => undefined);
   }
 
   /** How many slots it has, in words that differ when they do. */

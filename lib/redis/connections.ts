@@ -54,10 +54,11 @@ export class Connections {
     const parts: Omit<ServerParts, 'duplicate' | 'has'> = {
       keyPrefix,
       // Redis prefixes keys for the client, but not channels, and the scripts derive the channel from a key.
-      channel: `${clientPrefix}${keyPrefix}:wake:${clientId}`,
+      channelOf: (tag) =>
+        `${clientPrefix}${keyPrefix}:wake:${tag === undefined ? '' : `{${tag}}:`}${clientId}`,
       commandTimeout,
       replicas,
-      listener: { ...listener, onError, onReady, onLost: () => undefined },
+      listener: { ...listener, onError, onReady, onLost: () => undefined, onMoved: () => undefined },
     };
     this.servers = this.client.isCluster
       ? new ClusterServers(this.client as Cluster, parts)
@@ -77,7 +78,9 @@ export class Connections {
 function connect(connection: Exclude<Connection, RedisClient>): RedisClient {
   if (typeof connection === 'string') return new Redis(connection, OWN_CLIENT);
   if ('nodes' in connection) {
-    return new Cluster(connection.nodes, { ...connection.options, lazyConnect: true });
+    const { options } = connection;
+    const redisOptions = { disconnectTimeout: OWN_CLIENT.disconnectTimeout, ...options?.redisOptions };
+    return new Cluster(connection.nodes, { ...options, redisOptions, lazyConnect: true });
   }
   return new Redis({ ...connection, ...OWN_CLIENT });
 }

@@ -71,6 +71,11 @@ export function tokensOf({ token, predecessors = [] }: Claim): string {
   return predecessors.length === 0 ? token : [token, ...predecessors].join(' ');
 }
 
+/** Whether whoever waits with that token is told on a sharded channel. */
+export function isSharded(token: string): boolean {
+  return token.includes(':s');
+}
+
 /** KEYS of most scripts: owner, queue, fence of one resource after the other. */
 export function triples(keys: readonly ResourceKeys[]): string[] {
   const names: string[] = [];

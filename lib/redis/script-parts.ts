@@ -30,7 +30,8 @@ export function claimScript(...parts: readonly string[]): ClaimScript {
 
 /*
  * Common to all scripts. KEYS come in threes, one resource after the other: owner, queue, fence (see lock-keys).
- * A token is `<client id>:<sequence>:<ttl>`, so that a script can tell whose it is and how long it may last.
+ * A token is `<client id>:<sequence>:<ttl>`, so that a script can tell whose it is and how long it may last; a sequence
+ * that begins with 's' belongs to a waiter that listens to a sharded channel.
  *
  * The fence hash holds:
  *   last         fencing token of the latest grant
@@ -149,8 +150,12 @@ export const HAND_OVER = `
     end
   end
   local function tell(owner, queue, waiter)
-    local client = clientOf(waiter)
-    if redis.pcall('PUBLISH', string.match(owner, '^[^{]*') .. 'wake:' .. client, waiter) ~= 0 then return true end
+    local client, sharded = string.match(waiter, '^([^:]+):(s?)')
+    local prefix, tag = string.match(owner, '^(.*)({[^}]*})')
+    local receivers
+    if sharded == 's' then receivers = redis.pcall('SPUBLISH', prefix .. 'wake:' .. tag .. ':' .. client, waiter)
+    else receivers = redis.pcall('PUBLISH', prefix .. 'wake:' .. client, waiter) end
+    if receivers ~= 0 then return true end
     drop(queue, client)
   end
   local function handOver(i, client, reply)

@@ -1,10 +1,11 @@
 import { randomUUID } from 'node:crypto';
 import type { Redis, RedisOptions } from 'ioredis';
 import { CommitConnection } from './commit-connection.js';
+import { within } from './deadline.js';
 import { resourceKeys } from './lock-keys.js';
 import type { ResourceKeys } from './lock-keys.js';
 import { ScriptRunner } from './script-runner.js';
-import { WakeUpChannel } from './wake-up-channel.js';
+import { WakeUps } from './wake-ups.js';
 import { WatchPool } from './watch-pool.js';
 
 /** Reconnects soon and for ever. Nothing is queued while it is down: ScriptRunner waits, and knows what was not sent. */
@@ -38,6 +39,8 @@ export interface ServerListener {
   onWakeUp(token: string): void;
   /** Messages may have been lost before this. */
   onSubscribed(): void;
+  /** A slot is not there any more. */
+  onMoved(): void;
 }
 
 export interface ServerParts {
@@ -48,8 +51,8 @@ export interface ServerParts {
   readonly has?: (keys: ResourceKeys) => boolean;
   /** Slot of a key; default: there is no cluster. */
   readonly slotOf?: (name: string) => number | undefined;
-  /** On which this service hears that its waiters got a lock. */
-  readonly channel: string;
+  /** On which this service hears that its waiters got a lock; of a tag: in a cluster, those of one slot. */
+  readonly channelOf: (tag?: string) => string;
   readonly commandTimeout: number;
   /** That have to confirm what is acquired. */
   readonly replicas: number;
@@ -66,11 +69,15 @@ export class Server {
   readonly commits: CommitConnection;
   /** For commits that depend on watched keys. */
   readonly watches: WatchPool;
-  readonly wakeUps: WakeUpChannel;
+  readonly wakeUps: WakeUps;
+  readonly #commandTimeout: number;
+  #learning: Promise<void> | undefined;
+  #version = 0;
 
   constructor(parts: ServerParts) {
-    const { duplicate, keyPrefix, channel, commandTimeout, replicas, listener } = parts;
+    const { duplicate, keyPrefix, commandTimeout, replicas, listener } = parts;
     const { slotOf = () => undefined } = parts;
+    this.#commandTimeout = commandTimeout;
     const onError = (error: Error) => listener.onError(error);
     const commit = {
       duplicate,
@@ -81,20 +88,41 @@ export class Server {
     };
     this.commits = new CommitConnection(commit);
     this.watches = new WatchPool(commit, replicas > 0 ? POOL_SIZE - 1 : POOL_SIZE);
-    this.wakeUps = new WakeUpChannel(duplicate, channel, {
+    this.wakeUps = new WakeUps(duplicate, {
       onToken: (token) => listener.onWakeUp(token),
       onSubscribed: () => listener.onSubscribed(),
+      onMoved: () => listener.onMoved(),
       onError,
     });
     const connect = () => {
       const redis = duplicate(SCRIPTS_CONNECTION);
       redis.on('error', onError);
-      redis.on('ready', () => listener.onReady());
+      redis.on('ready', () => {
+        if (parts.slotOf) this.#learning = this.#learnVersion(redis);
+        listener.onReady();
+      });
       redis.on('close', () => listener.onLost());
       return new ScriptRunner(redis, commandTimeout, slotOf);
     };
     this.runner = connect();
     this.acquires = replicas > 0 ? connect() : this.runner;
+  }
+
+  /** Opens what every lock needs, and tries it out; fails when guarded commits are not to be had. */
+  async open(): Promise<void> {
+    const ready = within(this.#commandTimeout, this.runner.ready() ?? Promise.resolve());
+    const known = ready.then(() => this.#learning).catch(() => undefined); // whoever needs it waits for it
+    await Promise.all([this.commits.open(), known]);
+  }
+
+  /** Of Redis, in a cluster; 0 until it is known, and where Redis does not say. */
+  get version(): number {
+    return this.#version;
+  }
+
+  async #learnVersion(redis: Redis): Promise<void> {
+    const info = await within(this.#commandTimeout, redis.info('server')).catch(() => '');
+    this.#version = Number(/redis_version:(\d+)/.exec(info)?.[1] ?? 0);
   }
 
   /** One step of a search through all keys; see SCAN. */

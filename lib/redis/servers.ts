@@ -1,7 +1,8 @@
-import type { ResourceKeys } from './lock-keys.js';
+import type { Claim, ResourceKeys } from './lock-keys.js';
 import { Server } from './server.js';
 import type { ServerParts } from './server.js';
 import type { Runner } from './script-runner.js';
+import type { Channel } from './wake-ups.js';
 
 /** Where the keys of locks are. */
 export interface Servers {
@@ -21,12 +22,18 @@ export interface Servers {
   of(keys: ResourceKeys): Server | Promise<Server>;
   /** Names what has to be equal for keys to stand in one script; undefined where all can. */
   slotOf(name: string): number | undefined;
+  /** Whether waiters are told on a channel of their slot: in a cluster of servers that have such. */
+  readonly sharded: boolean;
+  /** Whether a hand-over to this waiter would be heard by now. */
+  hears(waiter: Claim): boolean;
   /**
-   * Resolves when hand-overs to this service's waiters would be heard; undefined when they would be by now.
+   * Resolves when a hand-over to this waiter would be heard; undefined when it would be by now.
    *
    * @throws Redis' error when it refuses the subscription
    */
-  subscribed(keys: ResourceKeys): Promise<void> | undefined;
+  subscribed(waiter: Claim): Promise<void> | undefined;
+  /** Nobody of this service waits for it any more. */
+  unsubscribed(keys: ResourceKeys): void;
   /** All servers that have keys. */
   all(): Promise<readonly Server[]>;
   /** Redis could not do something for a reason that may lie in where it was asked. */
@@ -37,11 +44,14 @@ export interface Servers {
 /** One Redis server, which has everything. */
 export class SingleServer implements Servers {
   readonly clientPrefix: string;
+  readonly sharded = false;
+  readonly #channel: Channel;
   readonly #server: Server;
   #lostConnections = 0;
 
   constructor(parts: ServerParts, clientPrefix: string) {
     this.clientPrefix = clientPrefix;
+    this.#channel = { name: parts.channelOf(), sharded: false };
     this.#server = new Server({
       ...parts,
       listener: { ...parts.listener, onLost: () => (this.#lostConnections += 1) },
@@ -60,9 +70,16 @@ export class SingleServer implements Servers {
     return this.#lostConnections;
   }
 
+  hears(): boolean {
+    return this.#server.wakeUps.hears(this.#channel);
+  }
+
   subscribed(): Promise<void> | undefined {
-    const { wakeUps } = this.#server;
-    return wakeUps.isReady ? undefined : wakeUps.ready();
+    return this.#server.wakeUps.listen(this.#channel);
+  }
+
+  unsubscribed(): void {
+    // One channel for all there is.
   }
 
   of(): Server {

@@ -5,6 +5,7 @@ import type { LockState, RedisLockModuleOptions } from '../../lib/index.js';
 import { eventually } from '../support/eventually.js';
 import { startRedisCluster } from '../support/redis/redis-cluster.js';
 import type { RedisCluster } from '../support/redis/redis-cluster.js';
+import { rulesOfReadme } from '../support/rules-of-readme.js';
 import { Applications, slotOf } from './support.js';
 
 describe('a Redis Cluster', () => {
@@ -65,6 +66,44 @@ describe('a Redis Cluster', () => {
       expect(order).toEqual([0, 1, 2, 3, 4, 5]);
       expect(performance.now() - released).toBeLessThan(1_400); // less than a grant that nobody hears of
     }
+  });
+
+  it('tells waiters on channels of their slot, which no other master hears of, and leaves them in the end', async () => {
+    const [one, other] = [await startLocks(), await startLocks()];
+    const masters = cluster.masters.map(({ admin }) => admin);
+    const channels = async (kind: 'CHANNELS' | 'SHARDCHANNELS') =>
+      (await Promise.all(masters.map((each) => each.call('PUBSUB', kind, `${prefix}:wake:{told*`)))).flat();
+    const published = async () => {
+      const infos = await Promise.all(masters.map((each) => each.cluster('INFO')));
+      return infos.map((info) => /cluster_stats_messages_publish_sent:(\d+)/.exec(String(info))?.[1] ?? '0');
+    };
+    const before = await published();
+    const resources = spread('told');
+    for (const resource of resources) {
+      const held = await one.acquire(resource);
+      const waiting = other.acquire(resource, { wait: 10_000 });
+      await eventually(async () => (await redis.zcard(`${prefix}:queue:{${resource}}`)) === 1);
+      await held.release();
+      await (await waiting).release();
+    }
+    expect(
+      (await channels('SHARDCHANNELS')).map((name) => String(name).replace(/:[^:]*$/, '')).sort(),
+    ).toEqual(resources.map((resource) => `${prefix}:wake:{${resource}}`).sort());
+    expect((await Promise.all(masters.map((each) => each.pubsub('CHANNELS', `${prefix}:*`)))).flat()).toEqual(
+      [],
+    );
+    expect(await published()).toEqual(before);
+    await eventually(async () => (await channels('SHARDCHANNELS')).length === 0, 15_000);
+  });
+
+  it('asks for a free lock in one round trip, and subscribes to nothing', async () => {
+    const one = await startLocks();
+    await (await one.acquire('free', { wait: 10_000 })).release();
+    const masters = cluster.masters.map(({ admin }) => admin);
+    const channels = await Promise.all(
+      masters.map((each) => each.pubsub('SHARDCHANNELS', `${prefix}:wake:{free}*`)),
+    );
+    expect(channels.flat()).toEqual([]);
   });
 
   it('commits guarded, and not at all without the lock', async () => {
@@ -168,6 +207,28 @@ describe('a Redis Cluster', () => {
     expect(states.map(({ resource }) => resource).sort()).toEqual([...resources].sort());
     for (const resource of resources) expect(await locks.forceRelease(resource)).toBe(true);
     for (const resource of resources) expect(await locks.inspect(resource)).toBeNull();
+  });
+
+  it('is enough for a user with the rights that the README names', async () => {
+    const nodes = [...cluster.masters, ...cluster.replicas].map(({ admin }) => admin);
+    await Promise.all(
+      nodes.map((each) => each.acl('SETUSER', 'locks', 'on', '>secret', ...rulesOfReadme('cluster'))),
+    );
+    const keys = ['~{data}:*', '+incr'];
+    await Promise.all(nodes.map((each) => each.acl('SETUSER', 'locks', ...keys)));
+    const options = { redisOptions: { username: 'locks', password: 'secret' } };
+    const start = () => startLocks({ connection: { nodes: cluster.nodes, options }, keyPrefix: 'lock' });
+    const [one, other] = [await start(), await start()];
+    const held = await one.acquire('allowed', { slot: 'data' });
+    const waiting = other.withLock('allowed', { slot: 'data', wait: 10_000 }, ({ multi, key }) =>
+      multi.incr(key('n')),
+    );
+    await eventually(async () => (await redis.zcard('lock:queue:{data}:allowed')) === 1);
+    const channels = nodes.map((each) => each.call('PUBSUB', 'SHARDCHANNELS', 'lock:wake:{data}:*'));
+    expect((await Promise.all(channels)).flat()).toHaveLength(1);
+    await held.release();
+    await waiting;
+    expect(await redis.get('{data}:n')).toBe('1');
   });
 
   it('is reached through a client of the application, which stays as it is', async () => {

@@ -87,16 +87,7 @@ describe('a Redis Cluster that changes under load', () => {
       for (let moves = 0; moves < 6; moves += 1) {
         const from = await masterOf(tag);
         const to = cluster.masters.find((node) => node !== from) as ClusterNode;
-        await to.admin.call('CLUSTER', 'SETSLOT', slot, 'IMPORTING', from.id);
-        await from.admin.call('CLUSTER', 'SETSLOT', slot, 'MIGRATING', to.id);
-        for (;;) {
-          const keys = (await from.admin.call('CLUSTER', 'GETKEYSINSLOT', slot, 2)) as string[];
-          if (keys.length === 0) break;
-          await from.admin.call('MIGRATE', '127.0.0.1', to.port, '', 0, 2_000, 'KEYS', ...keys);
-        }
-        for (const node of [to, from, ...cluster.masters]) {
-          await node.admin.call('CLUSTER', 'SETSLOT', slot, 'NODE', to.id);
-        }
+        await cluster.moveSlot(slot, from, to);
         const since = performance.now();
         await eventually(() => performance.now() - since > 300); // some commits where it is now
       }
@@ -135,6 +126,33 @@ describe('a Redis Cluster that changes under load', () => {
       }
     };
     await assertTrue(tag, await commitWhile(tag, failOver));
+  });
+
+  it('tells a silent waiter on the server where its slot has gone, and on no other', async () => {
+    const [tag, resource] = ['told', 'told:1'];
+    const [one, other] = locks as [LockService, LockService];
+    const held = await one.acquire(resource, { slot: tag, ttl: 60_000 });
+    const waiting = other.acquire(resource, { slot: tag, wait: 30_000, ttl: 60_000 });
+    const queue = `${applications.prefix}:queue:{${tag}}:${resource}`;
+    await eventually(async () => (await redis.zcard(queue)) === 1);
+    const from = await masterOf(tag);
+    const to = cluster.masters.find((node) => node !== from) as ClusterNode;
+    const channels = async (node: ClusterNode) =>
+      (await node.admin.call(
+        'PUBSUB',
+        'SHARDCHANNELS',
+        `${applications.prefix}:wake:{${tag}}:*`,
+      )) as string[];
+    expect([(await channels(from)).length, (await channels(to)).length]).toEqual([1, 0]);
+    await cluster.moveSlot(slotOf(tag), from, to);
+    await eventually(async () => (await channels(to)).length === 1);
+    expect(await channels(from)).toEqual([]);
+    const released = performance.now();
+    await held.release();
+    const mine = await waiting;
+    expect(performance.now() - released).toBeLessThan(1_400); // less than a grant that nobody hears of
+    expect(await redis.zcard(queue)).toBe(0);
+    await mine.release();
   });
 
   it('serves those who wait again when a master was killed and its replica has taken over', async () => {

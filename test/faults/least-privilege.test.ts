@@ -1,22 +1,14 @@
-import { readFileSync } from 'node:fs';
-import { join } from 'node:path';
 import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
 import { Redis } from 'ioredis';
 import { eventually } from '../support/eventually.js';
 import { startLocks } from '../support/lock-application.js';
 import type { LockApplication } from '../support/lock-application.js';
 import type { ProvidedRedis } from '../support/redis/provide-redis.js';
+import { rulesOfReadme } from '../support/rules-of-readme.js';
 import { privateRedis } from '../support/redis/test-redis.js';
 
-const README = readFileSync(join(import.meta.dirname, '../../README.md'), 'utf8');
 /** The oldest Redis that locks are meant for. */
 const OLDEST = [6, 2];
-
-/** The rules for a user that the README names, for locks alone. */
-function rulesOfReadme(): string[] {
-  const [, rules = ''] = /ACL SETUSER locks on >secret ([^`]+)```/s.exec(README) ?? [];
-  return rules.replaceAll('\\\n', ' ').trim().split(/\s+/);
-}
 
 describe('a user of Redis with the rights that the README names', () => {
   let server: ProvidedRedis;

@@ -26,7 +26,7 @@ describe('the record of a commit', () => {
       {
         duplicate: (options) => new Redis(sharedRedisUrl(), options),
         keyPrefix: one.prefix,
-        channel: `${one.prefix}:wake:test`,
+        channelOf: () => `${one.prefix}:wake:test`,
         commandTimeout: 1_000,
         replicas: 0,
         listener: {
@@ -35,6 +35,7 @@ describe('the record of a commit', () => {
           onLost: () => undefined,
           onWakeUp: () => undefined,
           onSubscribed: () => undefined,
+          onMoved: () => undefined,
         },
       },
       '',

@@ -186,6 +186,29 @@ describe('RedisLockModule', () => {
     client.disconnect();
   });
 
+  it.each(['app:', '{app}:', 'a{b}c:'])(
+    'is told of hand-overs through a client with the prefix %s',
+    async (keyPrefix) => {
+      const clients = [0, 1].map(() => new Redis(sharedRedisUrl(), { keyPrefix }));
+      const [one, other] = await Promise.all(
+        clients.map((connection) => startLocks({ connection, keyPrefix: 'told' })),
+      );
+      const held = await one?.locks.acquire('prefixed');
+      const waiting = other?.locks.acquire('prefixed', { wait: 5_000 });
+      await eventually(async () => (await redis.zcard(`${keyPrefix}told:queue:{prefixed}`)) === 1);
+      const released = performance.now();
+      await held?.release();
+      await (await waiting)?.release();
+      expect(performance.now() - released).toBeLessThan(1_400); // less than a grant that nobody hears of
+      for (const each of [one, other]) {
+        await each?.app.close();
+        each?.redis.disconnect();
+      }
+      for (const client of clients) client.disconnect();
+      await assertNothingLeft(redis, `${keyPrefix}told`);
+    },
+  );
+
   it('borrows a client that has selected another database since', async () => {
     const client = new Redis(sharedRedisUrl());
     await client.select(5);

@@ -26,7 +26,27 @@ export interface RedisCluster {
   readonly replicas: readonly ClusterNode[];
   /** Where clients can begin to ask. */
   readonly nodes: { host: string; port: number }[];
+  /** With its keys, as an operator does it. */
+  moveSlot(slot: number, from: ClusterNode, to: ClusterNode): Promise<void>;
   stop(): Promise<void>;
+}
+
+async function moveSlot(
+  masters: readonly ClusterNode[],
+  slot: number,
+  from: ClusterNode,
+  to: ClusterNode,
+): Promise<void> {
+  await to.admin.call('CLUSTER', 'SETSLOT', slot, 'IMPORTING', from.id);
+  await from.admin.call('CLUSTER', 'SETSLOT', slot, 'MIGRATING', to.id);
+  for (;;) {
+    const keys = (await from.admin.call('CLUSTER', 'GETKEYSINSLOT', slot, 2)) as string[];
+    if (keys.length === 0) break;
+    await from.admin.call('MIGRATE', '127.0.0.1', to.port, '', 0, 2_000, 'KEYS', ...keys);
+  }
+  for (const node of [to, from, ...masters]) {
+    await node.admin.call('CLUSTER', 'SETSLOT', slot, 'NODE', to.id);
+  }
 }
 
 /** @throws when a server cannot be started: the tests that need one then fail */
@@ -76,6 +96,7 @@ export async function startRedisCluster(): Promise<RedisCluster> {
       masters,
       replicas,
       nodes: masters.map(({ port }) => ({ host: '127.0.0.1', port })),
+      moveSlot: (slot, from, to) => moveSlot(masters, slot, from, to),
       stop,
     };
   } catch (error) {

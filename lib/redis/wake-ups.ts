@@ -1,0 +1,177 @@
+import type { Redis, RedisOptions } from 'ioredis';
+
+/** Reconnects soon and for ever: whoever waits depends on it. */
+const SUBSCRIBER = {
+  lazyConnect: true,
+  disconnectTimeout: 0,
+  retryStrategy: (attempt: number) => Math.min(50 * attempt, 1_000),
+  autoResubscribe: false,
+  enableReadyCheck: false,
+  maxRetriesPerRequest: null,
+  commandTimeout: undefined,
+  monitor: false,
+} as const satisfies RedisOptions;
+
+/** ms a channel stays subscribed to after its last waiter: the next one often comes soon. */
+const LINGER = 5_000;
+
+export interface WakeUpListener {
+  /** The lock of this token was handed over to it. */
+  onToken(token: string): void;
+  /** Messages may have been lost before this. */
+  onSubscribed(): void;
+  /** A channel is not to be heard here any more: its slot has moved. */
+  onMoved(): void;
+  onError(error: Error): void;
+}
+
+/** Where a waiter is told; sharded: in a cluster, on the server of a slot alone. */
+export interface Channel {
+  readonly name: string;
+  readonly sharded: boolean;
+}
+
+interface Subscription {
+  readonly channel: Channel;
+  isReady: boolean;
+  ready: Deferred;
+  /** Since when nobody waits there. */
+  unusedSince: number | undefined;
+}
+
+/**
+ * Hears which waiters of this client got a lock, on a connection of its own that is made when somebody waits for the
+ * first time. What was published while a channel was not subscribed to is lost, and Redis then counts the client as
+ * gone: `onSubscribed` is told after a connection was made anew, so that all who wait can ask again.
+ */
+export class WakeUps {
+  readonly #duplicate: (options: RedisOptions) => Redis;
+  readonly #listener: WakeUpListener;
+  readonly #subscriptions = new Map<string, Subscription>();
+  #redis: Redis | undefined;
+  #sweeper: NodeJS.Timeout | undefined;
+
+  constructor(duplicate: (options: RedisOptions) => Redis, listener: WakeUpListener) {
+    this.#duplicate = duplicate;
+    this.#listener = listener;
+  }
+
+  /**
+   * Resolves when the channel is subscribed to; undefined when it is. Waits as long as it takes.
+   *
+   * @throws Redis' error when it refuses that
+   */
+  listen(channel: Channel): Promise<void> | undefined {
+    const known = this.#subscriptions.get(channel.name);
+    if (known) {
+      known.unusedSince = undefined;
+      return known.isReady ? undefined : known.ready.promise;
+    }
+    const subscription = { channel, isReady: false, ready: deferred(), unusedSince: undefined };
+    this.#subscriptions.set(channel.name, subscription);
+    this.#redis ??= this.#connect();
+    if (this.#redis.status === 'ready') void this.#subscribe(this.#redis, subscription);
+    return subscription.ready.promise;
+  }
+
+  hears({ name }: Channel): boolean {
+    return this.#subscriptions.get(name)?.isReady === true;
+  }
+
+  /** Nobody waits on this sharded channel any more, for the moment. */
+  leave(name: string): void {
+    const subscription = this.#subscriptions.get(name);
+    if (subscription) subscription.unusedSince = performance.now();
+    this.#sweeper ??= setTimeout(() => this.#sweep(), LINGER).unref();
+  }
+
+  /** Sharded channels that are not to be heard here any more, since their slots have moved. */
+  forget(isElsewhere: (channel: Channel) => boolean): void {
+    for (const { channel } of this.#subscriptions.values()) if (isElsewhere(channel)) this.#drop(channel);
+  }
+
+  close(): void {
+    clearTimeout(this.#sweeper);
+    this.#redis?.disconnect();
+  }
+
+  #connect(): Redis {
+    const redis = this.#duplicate(SUBSCRIBER);
+    redis.on('error', (error: Error) => this.#listener.onError(error));
+    redis.on('message', (_channel: string, token: string) => this.#listener.onToken(token));
+    redis.on('smessage', (_channel: string, token: string) => this.#listener.onToken(token));
+    redis.on('moved', () => this.#listener.onMoved());
+    redis.on('ready', () => void this.#subscribeAll(redis));
+    redis.on('close', () => {
+      for (const subscription of this.#subscriptions.values()) {
+        subscription.isReady = false;
+        if (subscription.ready.settled) subscription.ready = deferred();
+      }
+    });
+    redis.connect().catch((error: Error) => this.#listener.onError(error)); // goes on trying by itself
+    return redis;
+  }
+
+  async #subscribeAll(redis: Redis): Promise<void> {
+    await Promise.all([...this.#subscriptions.values()].map((each) => this.#subscribe(redis, each)));
+    if (redis.status === 'ready') this.#listener.onSubscribed();
+  }
+
+  /** Never rejects: whoever wants to listen is told. */
+  async #subscribe(redis: Redis, subscription: Subscription): Promise<void> {
+    const { channel, ready } = subscription;
+    try {
+      await (channel.sharded ? redis.ssubscribe(channel.name) : redis.subscribe(channel.name));
+      subscription.isReady = true;
+      ready.resolve();
+    } catch (error) {
+      if (redis.status !== 'ready') return; // the connection is gone: the next one subscribes
+      this.#subscriptions.delete(channel.name);
+      ready.reject(error);
+    }
+  }
+
+  #sweep(): void {
+    this.#sweeper = undefined;
+    const now = performance.now();
+    let lingering = false;
+    for (const { channel, unusedSince } of this.#subscriptions.values()) {
+      if (unusedSince === undefined) continue;
+      if (now - unusedSince >= LINGER) this.#drop(channel);
+      else lingering = true;
+    }
+    if (lingering) this.#sweeper = setTimeout(() => this.#sweep(), LINGER).unref();
+  }
+
+  #drop({ name }: Channel): void {
+    this.#subscriptions.delete(name);
+    if (this.#redis?.status !== 'ready') return;
+    const left = this.#redis.sunsubscribe(name);
+    left.catch(() => undefined); // the slot is elsewhere, and so nothing is heard here; or the connection ended
+  }
+}
+
+interface Deferred {
+  readonly promise: Promise<void>;
+  settled: boolean;
+  resolve(): void;
+  reject(error: unknown): void;
+}
+
+function deferred(): Deferred {
+  let settle: { resolve(): void; reject(error: unknown): void } | undefined;
+  const promise = new Promise<void>((resolve, reject) => (settle = { resolve, reject }));
+  promise.catch(() => undefined); // whoever waits for it hears of it; nobody has to
+  return {
+    promise,
+    settled: false,
+    resolve() {
+      this.settled = true;
+      settle?.resolve();
+    },
+    reject(error) {
+      this.settled = true;
+      settle?.reject(error);
+    },
+  };
+}
