@@ -66,6 +66,15 @@ export class LeaseKeeper {
     }
   }
 
+  /**
+   * Whatever names the token of a lease alone has to wait for this.
+   *
+   * @throws LockUnavailableError when Redis could not be told of it within commandTimeout
+   */
+  async untilHeard({ heard, keys }: Lease): Promise<void> {
+    if (heard) await this.#store.bounded(heard, keys);
+  }
+
   /** A lease that was not renewed until now, since Redis had not heard of it, has its own ttl from then on. */
   begin(lease: Lease, sent: Instant): void {
     this.#restart(lease, lease.ttl, sent);
@@ -92,7 +101,7 @@ export class LeaseKeeper {
   }
 
   async #extend(lease: Lease, ttl: number): Promise<void> {
-    await lease.heard;
+    await this.untilHeard(lease);
     const sent = now();
     if (lease.remaining > 0) {
       // A shorter lease counts from now on, whatever becomes of the reply.
@@ -154,7 +163,7 @@ export class LeaseKeeper {
     this.#heldBack.set(lease, alarm);
     alarm.set(performance.now() + ms);
     try {
-      await lease.heard;
+      await this.untilHeard(lease);
       const shortened = await this.#store.extend(lease, Math.ceil(ms));
       return shortened === 'lost' ? 'not ours' : 'released';
     } catch {

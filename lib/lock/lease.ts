@@ -39,13 +39,12 @@ export class Lease implements Claim {
   extended: Promise<void> = Promise.resolve();
   /** See Inheritance; none once Redis has heard of this lease. */
   predecessors: readonly string[];
-  /**
-   * While Redis may not have heard of the lease: settles with the request that tells it, and rejects with
-   * LockUnavailableError. Whatever names the token alone has to wait for that.
-   */
+  /** While Redis may not have heard of the lease: resolves when it has, or when that does not matter any more. */
   heard: Promise<void> | undefined;
   /** What its release came to, once that was begun. */
   released: Promise<Release> | undefined;
+  /** How many commits are under way that need it: until they have ended, Redis has to decide who comes next. */
+  relyingCommits = 0;
   /** How many commits were sent under it. */
   commits = 0;
   /** Settled when the one that is under way has ended. */

@@ -1,4 +1,4 @@
-import { pause } from '../redis/deadline.js';
+import { pause, within } from '../redis/deadline.js';
 import { now } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
 import type { LockStore, PassedOn, Release } from '../redis/lock-store.js';
@@ -48,24 +48,34 @@ export class Succession {
   async follow(lease: Lease, inheritance: Inheritance): Promise<void> {
     inheritance.heir = lease;
     this.#keeper.pauseRenewal(lease); // Redis would not know the token
-    for (let { sent, told } = inheritance; ; told = this.#store.passOn(lease)) {
-      lease.heard = told.then(() => undefined);
-      lease.heard.catch(() => undefined); // for those who need it; here it is tried again
-      const passedOn = await told.catch(() => undefined);
-      if (passedOn) return this.#heard(lease, passedOn, sent);
-      await pause(Math.min(RETRY_PAUSE, lease.remaining));
-      if (lease.remaining <= 0) return; // or released, and that named all before it
-      sent = now();
+    let stop = () => undefined as void;
+    lease.heard = new Promise((resolve) => (stop = resolve));
+    const passedOn = await this.#tell(lease, inheritance.told);
+    if (passedOn) this.#heard(lease, passedOn, inheritance.sent);
+    lease.heard = undefined;
+    stop();
+  }
+
+  /** @returns undefined when the lease has ended before Redis had heard of it */
+  async #tell(lease: Lease, first: Promise<PassedOn>): Promise<PassedOn | undefined> {
+    for (let told = first; ; told = this.#store.passOn(lease)) {
+      // An answer that is missing must not use up the time in which another try could save the lease.
+      const passedOn = await within(lease.ttl / 3, told).catch(() => undefined);
+      if (passedOn) return passedOn;
+      await pause(RETRY_PAUSE);
+      // A release names all tokens there are, unless it is put off by a minHold.
+      const isNeeded = lease.state === 'held' ? lease.remaining > 0 : lease.minHoldLeft > 0;
+      if (!isNeeded || lease.state === 'lost') return undefined;
     }
   }
 
   #heard(lease: Lease, { release, run }: PassedOn, sent: Instant): void {
-    lease.heard = undefined;
     const [keys] = lease.keys;
     if (keys) this.#room.runs(keys.owner, run);
+    if (release === 'released') lease.predecessors = [];
     if (lease.state !== 'held') return;
     if (release !== 'released') return this.#keeper.lose(lease, 'the holder before it had lost it');
-    lease.predecessors = [];
+    // From the first request on, whichever it was that Redis acted upon.
     this.#keeper.begin(lease, sent);
   }
 
@@ -75,8 +85,8 @@ export class Succession {
     if (!keys || others.length > 0 || this.#store.confirmsGrants) return undefined;
     if (lease.predecessors.length >= MAX_UNHEARD) return undefined;
     const heir = this.#room.nextInLine(keys.owner);
-    // It must not be lost because Redis takes its time.
-    if (!heir || remaining < heir.ttl / 2) return undefined;
+    // It must not be lost because Redis takes its time; and a commit that is under way is first of all Redis' matter.
+    if (!heir || remaining < heir.ttl / 2 || lease.relyingCommits > 0) return undefined;
     return this.#passOn(lease, heir);
   }
 
@@ -86,12 +96,22 @@ export class Succession {
     const fencingToken = (lease.fencingTokens[0] ?? 0) + 1;
     const sent = now();
     const told = this.#store.passOn({ ...heir.claim, predecessors, fencingTokens: [fencingToken] });
-    const measuredFrom = lease.measuredFor(heir.ttl);
+    // Until Redis has answered, the shorter one of the two leases counts.
+    const measuredFrom = earlier(lease.measuredFor(heir.ttl), sent);
     const inheritance: Inheritance = { measuredFrom, predecessors, sent, told };
     this.#room.begin(heir, { fencingToken, acquired: sent, inheritance });
     const { release } = await told;
-    // Given up again before Redis had heard of it: that release named both, and its word counts.
-    if (release !== 'released' && inheritance.heir?.released) return inheritance.heir.released;
-    return release;
+    if (release === 'released') return release;
+    // Where this process has given the lock up again before Redis had heard of it, that named this token as well.
+    const { heir: next } = inheritance;
+    if (next?.released) return next.released;
+    return next?.state === 'held' ? release : 'unclear';
   }
+}
+
+function earlier(one: Instant, other: Instant): Instant {
+  return {
+    monotonic: Math.min(one.monotonic, other.monotonic),
+    wall: Math.min(one.wall, other.wall),
+  };
 }

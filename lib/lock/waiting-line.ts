@@ -5,6 +5,9 @@ import type { Waiter } from './waiter.js';
 /** ms after the end of the holder's lease until the first waiter asks. */
 const AFTER_LEASE = 1;
 
+/** Tokens of a run that are kept; who comes after them is found out when they have had their turn. */
+const LONGEST_RUN = 64;
+
 /** The local waiters of one resource, in the order they came; the first one asks when the holder's lease ends. */
 export class WaitingLine {
   readonly waiters = new Set<Waiter>();
@@ -38,7 +41,7 @@ export class WaitingLine {
   /** The token has a new place, right after another one in line or, 'ours', after a holder of this client. */
   comesAfter(before: string, token: string): void {
     if (before === 'ours') this.run = [token];
-    else if (this.run.at(-1) === before) this.run.push(token);
+    else if (this.run.at(-1) === before && this.run.length < LONGEST_RUN) this.run.push(token);
   }
 
   /** The first token of the run that still waits. */

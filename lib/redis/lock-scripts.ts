@@ -103,7 +103,8 @@ export const RELEASE = claimScript(
 
 /**
  * Makes the waiter owner whom the client has already let begin, under the lease of the holder before: passes the lock on
- * from whichever of its tokens Redis knows as the owner. Can be sent again.
+ * from whichever of its tokens Redis knows as the owner. Can be sent again. A waiter that has the lock in another way, for
+ * it was taken from the holder before, has it provisionally and not for long: that does not count.
  *
  * KEYS    owner, queue, fence of the resource
  * ARGV    1 token, 2 its fencing token, one more than that of the holder before, 3 ... tokens of the holders before
@@ -118,13 +119,13 @@ export const PASS_ON = script(
   local owner, queue, fence, me = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
   local holder, mine = call('GET', owner), false
   for a = 3, #ARGV do mine = mine or holder == ARGV[a] end
-  if not mine and holder ~= me then return {0} end
+  local is = known(fence)
+  if not mine and (holder ~= me or is[3] == me) then return {0} end
+  local number, shorter
+  if mine then number, shorter = grant(owner, fence, me, ttlOf(me), is, tonumber(ARGV[2])) end
   call('ZREM', queue, me, unpack(ARGV, 3))
-  if mine then
-    local _, shorter = grant(owner, fence, me, ttlOf(me), known(fence), tonumber(ARGV[2]))
-    local after = shorter and first(queue)
-    while after and not tell(owner, queue, after) do after = first(queue) end
-  end
+  local after = shorter and first(queue)
+  while after and not tell(owner, queue, after) do after = first(queue) end
   return {1, run(queue, clientOf(me))}
 `,
 );

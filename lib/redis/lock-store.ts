@@ -115,6 +115,11 @@ export class LockStore {
     return this.#replicas > 0;
   }
 
+  /** @throws LockUnavailableError when there is no answer within commandTimeout */
+  bounded<T>(answer: Promise<T>, keys: readonly ResourceKeys[]): Promise<T> {
+    return this.#servers.runner.bounded(answer, keys);
+  }
+
   /** All of the claim or nothing. A grant whose reply is late or lost is given back, see {@link giveBack}. */
   async acquire(claim: Claim, ttl: number): Promise<AcquireReply> {
     const parts = this.#parts(claim);

@@ -56,6 +56,11 @@ export class ScriptRunner implements Runner {
   /** For each request that is not answered yet. */
   readonly #unanswered = new Set<() => void>();
   readonly #slotOf: (name: string) => number | undefined;
+  /**
+   * Scripts that were sent as text on this connection. Each is, once: a script that turns out to be unknown would be run
+   * after what was sent later.
+   */
+  readonly #known = new Set<string>();
   /** By slot, for the keys of a script have to be in one: the last batch, which may still take more. */
   readonly #collecting = new Map<number | undefined, { script: Script; batch: ScriptBatch }>();
   /** The last WAIT that was sent, and the one that will be sent when it has been answered. */
@@ -67,6 +72,7 @@ export class ScriptRunner implements Runner {
     this.#client = client;
     this.#commandTimeout = commandTimeout;
     this.#slotOf = slotOf;
+    client.on('close', () => this.#known.clear()); // the next one may lead to another server
   }
 
   ready(): Promise<void> | undefined {
@@ -110,8 +116,13 @@ export class ScriptRunner implements Runner {
 
   async #send(script: Script, keys: readonly string[], argv: readonly (string | number)[]): Promise<unknown> {
     const args = [keys.length, ...keys, ...argv] as const;
+    const isKnown = this.#known.has(script.sha);
+    this.#known.add(script.sha);
+    const sent = isKnown
+      ? this.#client.evalsha(script.sha, ...args)
+      : this.#client.eval(script.text, ...args);
     try {
-      const reply = await this.#untilClosed(this.#client.evalsha(script.sha, ...args));
+      const reply = await this.#untilClosed(sent);
       this.#heardAt = performance.now();
       return reply;
     } catch (error) {

@@ -74,8 +74,18 @@ export class GuardedCommit {
    * @throws LockOutcomeUnknownError
    */
   async commit(order: CommitOrder): Promise<Committed> {
+    const leases = [order.lease, ...order.alsoHeld];
+    for (const each of leases) each.relyingCommits += 1;
+    try {
+      for (const each of leases) if (each.heard) await this.#keeper.untilHeard(each);
+      return await this.#commit(order);
+    } finally {
+      for (const each of leases) each.relyingCommits -= 1;
+    }
+  }
+
+  async #commit(order: CommitOrder): Promise<Committed> {
     const { lease, alsoHeld, commands, keep } = order;
-    for (const each of [lease, ...alsoHeld]) if (each.heard) await each.heard;
     // One after the other: only the last one of a lease is recorded.
     while (lease.committing) await lease.committing;
     let ended = () => undefined as void;

@@ -1,14 +1,14 @@
 import { afterEach, beforeEach, describe, expect, it } from '@jest/globals';
 import { LockLostError, LockUnavailableError } from '../../lib/index.js';
 import type { AcquireOptions, Lock } from '../../lib/index.js';
-import { PASS_ON } from '../../lib/redis/lock-scripts.js';
+import { BURN, PASS_ON } from '../../lib/redis/lock-scripts.js';
 import { startCountingProxy } from '../support/counting-proxy.js';
 import type { CountingProxy } from '../support/counting-proxy.js';
 import { startFaultProxy } from '../support/fault-proxy.js';
 import { eventually } from '../support/eventually.js';
 import { startLocks } from '../support/lock-application.js';
 import type { LockApplication } from '../support/lock-application.js';
-import { sharedRedisUrl } from '../support/redis/test-redis.js';
+import { privateRedis, sharedRedisUrl } from '../support/redis/test-redis.js';
 
 describe('a lock that is passed on inside of a process', () => {
   let proxy: CountingProxy;
@@ -24,6 +24,7 @@ describe('a lock that is passed on inside of a process', () => {
       commandTimeout: 600,
     });
     other = await startLocks({ keyPrefix: one.prefix });
+    await warmUp(one);
   });
   afterEach(async () => {
     proxy.passReplies();
@@ -34,6 +35,15 @@ describe('a lock that is passed on inside of a process', () => {
     await proxy.close();
   });
 
+  /** Every script is sent as text once, and looks different from then on. */
+  const warmUp = async (of: LockApplication, { redis, prefix } = one) => {
+    const held = await of.locks.acquire('warm');
+    const next = of.locks.acquire('warm', { wait: 5_000 });
+    await eventually(async () => (await redis.zcard(`${prefix}:queue:{warm}`)) === 1);
+    await of.locks.tryAcquire('warm');
+    await held.release();
+    await (await next).release();
+  };
   const ownerKey = () => `${one.prefix}:{passed}`;
   const owner = () => one.redis.get(ownerKey());
   const waiters = () => one.redis.zcard(`${one.prefix}:queue:{passed}`);
@@ -164,6 +174,7 @@ describe('a lock that is passed on inside of a process', () => {
   it('stays the next one’s when the request is lost, and is told again', async () => {
     const shaky = await startFaultProxy(sharedRedisUrl());
     const behind = await startLocks({ connection: shaky.url, keyPrefix: one.prefix });
+    await warmUp(behind);
     const held = await behind.locks.acquire('passed');
     const { lock } = await queueUp({}, behind);
     shaky.arm({ word: PASS_ON.sha, side: 'request', at: () => 0, how: 'cut' });
@@ -212,6 +223,7 @@ describe('a lock that is passed on inside of a process', () => {
   it('is free in the end, also when Redis hears of the first of several only after the last', async () => {
     const shaky = await startFaultProxy(sharedRedisUrl());
     const behind = await startLocks({ connection: shaky.url, keyPrefix: one.prefix });
+    await warmUp(behind);
     const held = await behind.locks.acquire('passed');
     const [first, second] = [await queueUp({}, behind), await queueUp({}, behind)];
     shaky.arm({ word: PASS_ON.sha, side: 'request', at: () => 0, how: 'cut' });
@@ -259,6 +271,130 @@ describe('a lock that is passed on inside of a process', () => {
     proxy.passRequests();
     await Promise.all([released, committed]);
     expect([await one.redis.get(one.key('sum')), await owner()]).toEqual(['1', null]);
+  });
+
+  it('lasts no longer than its own ttl, until Redis has answered', async () => {
+    const held = await one.locks.acquire('passed', { ttl: 10_000 });
+    const { lock } = await queueUp({ ttl: 300 });
+    const foreign = await queueUp({}, other);
+    proxy.holdReplies();
+    void held.release().catch(() => undefined);
+    const mine = await lock;
+    expect(mine.remaining).toBeLessThanOrEqual(300);
+    const theirs = await foreign.lock;
+    expect([mine.held, theirs.held, await owner()]).toEqual([false, true, theirs.token]);
+    await theirs.release();
+  });
+
+  it('counts from the first request, when Redis answers only the second one', async () => {
+    const held = await one.locks.acquire('passed', { ttl: 1_500, autoExtend: false });
+    const { lock } = await queueUp({ ttl: 1_500, autoExtend: false });
+    const foreign = await queueUp({}, other);
+    proxy.holdReplies();
+    proxy.reset();
+    const released = held.release().catch((error: unknown) => error);
+    const mine = await lock;
+    await eventually(() => proxy.roundTrips() > 1); // it was told again
+    proxy.passReplies();
+    await released;
+    const theirs = await foreign.lock;
+    expect([mine.held, theirs.held, await owner()]).toEqual([false, true, theirs.token]);
+    await theirs.release();
+  });
+
+  it('is not passed on while a commit is under way, which is then refused', async () => {
+    let outcome: unknown;
+    let finish = () => undefined as void;
+    const gate = new Promise<void>((resolve) => (finish = resolve));
+    let begin = () => undefined as void;
+    const queued = new Promise<void>((resolve) => (begin = resolve));
+    const work = one.locks.withLock('passed', async ({ multi, commit }) => {
+      await queued;
+      multi.set(one.key('by-the-first'), 1);
+      void commit().then(
+        (replies) => (outcome = replies),
+        (error: unknown) => (outcome = error),
+      );
+      await gate;
+    });
+    work.catch(() => undefined); // heard of below
+    await eventually(async () => (await owner()) !== null);
+    const { lock } = await queueUp();
+    proxy.holdRequestsWith(one.key('by-the-first'));
+    proxy.reset();
+    begin();
+    await eventually(() => proxy.roundTrips() > 0); // the commit is under way
+    proxy.holdRequestsWith(PASS_ON.sha);
+    finish();
+    const mine = await lock;
+    const before = await one.redis.get(one.key('by-the-first'));
+    proxy.passRequests();
+    await eventually(() => outcome !== undefined);
+    expect([before, await one.redis.get(one.key('by-the-first')), mine.held]).toEqual([null, null, true]);
+    expect(outcome).toBeInstanceOf(LockLostError);
+    await work.catch(() => undefined);
+    await mine.release();
+  });
+
+  it('is not kept by two when an operator takes it away at that moment', async () => {
+    let finish = () => undefined as void;
+    const gate = new Promise<void>((resolve) => (finish = resolve));
+    const work = one.locks.withLock('passed', () => gate).catch((error: unknown) => error);
+    await eventually(async () => (await owner()) !== null);
+    const { lock } = await queueUp({ autoExtend: false });
+    const foreign = await queueUp({}, other);
+    proxy.holdRequestsWith(PASS_ON.sha);
+    finish();
+    const mine = await lock;
+    await other.locks.forceRelease('passed');
+    proxy.passRequests();
+    expect(await work).toBeInstanceOf(LockLostError);
+    const theirs = await foreign.lock;
+    expect([mine.held, theirs.held, await owner()]).toEqual([false, true, theirs.token]);
+    await theirs.release();
+  });
+
+  it('leaves the holder before without a reproach when the next one gives it up before Redis has heard', async () => {
+    const server = await privateRedis();
+    const alone = await startLocks({ url: server.url, ttl: 4_000 });
+    await warmUp(alone, alone);
+    let finish = () => undefined as void;
+    const gate = new Promise<void>((resolve) => (finish = resolve));
+    const work = alone.locks.withLock('passed', () => gate);
+    await eventually(async () => (await alone.redis.exists(`${alone.prefix}:{passed}`)) === 1);
+    const abort = new AbortController();
+    const remove = abort.signal.removeEventListener.bind(abort.signal);
+    // As late as can be: when it has the lock, and is about to begin.
+    abort.signal.removeEventListener = (...args: Parameters<typeof remove>) => {
+      remove(...args);
+      queueMicrotask(() => abort.abort());
+    };
+    const lock = alone.locks.acquire('passed', { wait: 5_000, signal: abort.signal });
+    await eventually(async () => (await alone.redis.zcard(`${alone.prefix}:queue:{passed}`)) === 1);
+    await alone.locks.tryAcquire('passed');
+    // Redis asks for the script first, and hears meanwhile that the lock is given up.
+    await alone.redis.script('FLUSH');
+    await alone.redis.script('LOAD', BURN.text);
+    finish();
+    await expect(work).resolves.toBeUndefined();
+    await expect(lock).rejects.toMatchObject({ reason: 'aborted' });
+    await eventually(async () => (await alone.redis.exists(`${alone.prefix}:{passed}`)) === 0);
+    await alone.close();
+    await server.stop();
+  });
+
+  it('can be extended as soon as Redis has heard of it, also after an error in the way', async () => {
+    const fence = `${one.prefix}:fence:{passed}`;
+    const held = await one.locks.acquire('passed');
+    const { lock } = await queueUp();
+    await one.redis.rename(fence, `${fence}:aside`);
+    await one.redis.set(fence, 'of a wrong type');
+    await expect(held.release()).rejects.toBeInstanceOf(LockUnavailableError);
+    const mine = await lock;
+    await one.redis.rename(`${fence}:aside`, fence);
+    await mine.extend();
+    expect(await owner()).toBe(mine.token);
+    await mine.release();
   });
 
   it('never repeats a fencing token that a dead process gave itself, even with a clock behind', async () => {

@@ -33,6 +33,7 @@ export async function startCountingProxy(target: string): Promise<CountingProxy>
   let heldWord: string | undefined;
   let heldRequests: (() => void)[] = [];
 
+  const unstick: (() => void)[] = [];
   const clients = new Set<Socket>();
   const cuts = new Set<(word: string) => void>();
   const server = createServer((client) => {
@@ -42,6 +43,7 @@ export async function startCountingProxy(target: string): Promise<CountingProxy>
     let mayCount = true;
     let stuck = false;
     let said = '';
+    unstick.push(() => (stuck = false));
     cuts.add((word) => {
       if (said.includes(word)) client.destroy();
     });
@@ -92,6 +94,7 @@ export async function startCountingProxy(target: string): Promise<CountingProxy>
     holdRequestsWith: (word) => void (heldWord = word),
     passRequests() {
       heldWord = undefined;
+      for (const free of unstick) free();
       for (const pass of heldRequests) pass();
       heldRequests = [];
     },
