@@ -89,6 +89,9 @@ describe('a user of Redis with the rights that the README names', () => {
 
   it('uses no command, and no option, that Redis 6.2 did not have', async () => {
     const names = [...new Set(seen.map(([command = '']) => command.toLowerCase()))];
+    expect(names).toEqual(expect.arrayContaining(['evalsha', 'watch', 'publish', 'scan', 'zadd']));
+    // On Redis 6.2 itself, which cannot say since when it has a command, all of them have just run.
+    if (/redis_version:6\.2\./.test(await admin.info('server'))) return;
     const docs = (await admin.call('COMMAND', 'DOCS', ...names)) as unknown[];
     const isTooNew = (version: string) => {
       const [major = 0, minor = 0] = version.split('.').map(Number);
@@ -107,7 +110,6 @@ describe('a user of Redis with the rights that the README names', () => {
         if (uses) tooNew.push(`${name} ${token}`);
       }
     }
-    expect(names).toEqual(expect.arrayContaining(['evalsha', 'watch', 'publish', 'scan', 'zadd']));
     expect(tooNew).toEqual([]);
   });
 });

@@ -31,6 +31,11 @@ export interface RedisCluster {
   stop(): Promise<void>;
 }
 
+function slotsOf(master: number): number[] {
+  const [from, to] = [master, master + 1].map((n) => Math.floor((n * SLOTS) / MASTERS)) as [number, number];
+  return Array.from({ length: to - from }, (_, i) => from + i);
+}
+
 async function moveSlot(
   masters: readonly ClusterNode[],
   slot: number,
@@ -66,12 +71,8 @@ export async function startRedisCluster(): Promise<RedisCluster> {
     }
     const [masters, replicas] = [all.slice(0, MASTERS), all.slice(MASTERS)];
     await Promise.all(
-      masters.map(({ admin }, i) =>
-        admin.cluster(
-          'ADDSLOTSRANGE',
-          Math.floor((i * SLOTS) / MASTERS),
-          Math.floor(((i + 1) * SLOTS) / MASTERS) - 1,
-        ),
+      masters.map(
+        ({ admin }, i) => admin.cluster('ADDSLOTS', ...slotsOf(i)), // Redis 6.2 takes no ranges
       ),
     );
     await Promise.all(masters.map(({ admin }, i) => admin.cluster('SET-CONFIG-EPOCH', i + 1)));

@@ -1,4 +1,6 @@
+import { rm } from 'node:fs/promises';
 import { tmpdir } from 'node:os';
+import { join } from 'node:path';
 import type { Redis } from 'ioredis';
 import { startChildThatEndsWithUs, type ChildThatEndsWithUs } from './child-that-ends-with-us.js';
 import type { Start } from './machine.js';
@@ -26,7 +28,11 @@ export async function startRedisProcess(
         isHopeless: () => server.hasEnded(),
         alsoCheck: (redis) => checkThatItIs(server, redis),
       });
-      return { url, pid: server.pid, stop: () => server.end() };
+      const stop = async () => {
+        await server.end();
+        await rm(join(tmpdir(), fileOf(port)), { force: true });
+      };
+      return { url, pid: server.pid, stop };
     } catch (problem) {
       const endedByItself = server.hasEnded();
       const output = server.output();
@@ -41,10 +47,16 @@ export async function startRedisProcess(
   }
 }
 
+function fileOf(port: number): string {
+  return `redis-${port}.rdb`;
+}
+
 function argumentsFor(port: number): string[] {
   const listen = ['--bind', '127.0.0.1', '--port', String(port)];
   const keepNothing = ['--save', '', '--appendonly', 'no', '--dir', tmpdir()];
-  return [...listen, ...keepNothing];
+  // Replication writes a file all the same, which no other server may load.
+  const ownFile = ['--dbfilename', fileOf(port)];
+  return [...listen, ...keepNothing, ...ownFile];
 }
 
 /** If the port was taken by another Redis, that one answers PING while ours is still about to give up. */
