@@ -25,26 +25,48 @@ export class Acquirer {
   readonly #room: WaitingRoom;
   readonly #keeper: LeaseKeeper;
   readonly #newToken: (ttl: number) => string;
+  /** Tokens that were asked for, until they are given up or {@link begun}. */
+  readonly #pending = new Set<string>();
 
   constructor(store: LockStore, room: WaitingRoom, keeper: LeaseKeeper, newToken: (ttl: number) => string) {
     this.#store = store;
     this.#room = room;
     this.#keeper = keeper;
-    this.#newToken = newToken;
+    this.#newToken = (ttl) => {
+      const token = newToken(ttl);
+      this.#pending.add(token);
+      return token;
+    };
+  }
+
+  isPending(token: string): boolean {
+    return this.#pending.has(token);
+  }
+
+  /** Somebody else keeps what was acquired with the token from here on, or nobody does. */
+  begun(token: string): void {
+    this.#pending.delete(token);
   }
 
   /**
+   * The token of what is acquired stays pending until {@link begun} is told of it.
+   *
    * @param patience undefined: does not wait
    * @throws LockNotAcquiredError, LockUnavailableError
    */
   async acquire(keys: readonly ResourceKeys[], ttl: number, patience?: Patience): Promise<Acquired> {
     const claim = { token: this.#newToken(ttl), keys };
-    if (patience !== undefined && keys.length === 1) {
-      const { fencingToken, acquired, inheritance } = await this.#room.wait(claim, ttl, patience);
-      return { claim, fencingTokens: [fencingToken], acquired, inheritance };
+    try {
+      if (patience !== undefined && keys.length === 1) {
+        const { fencingToken, acquired, inheritance } = await this.#room.wait(claim, ttl, patience);
+        return { claim, fencingTokens: [fencingToken], acquired, inheritance };
+      }
+    } catch (error) {
+      this.begun(claim.token);
+      throw error;
     }
     const acquired = now();
-    const reply = await this.#store.acquire(claim, ttl);
+    const reply = await this.#store.acquire(claim, ttl).finally(() => this.begun(claim.token)); // nobody is told of it
     if (reply.granted) return { claim, fencingTokens: reply.fencingTokens, acquired };
     if (patience !== undefined) return this.#gather(keys, ttl, { ...patience, beginsAtOnce: false });
     const { retryAfter } = reply;
@@ -89,6 +111,7 @@ export class Acquirer {
   }
 
   async #giveUp(claim: Claim, ttl: number): Promise<void> {
+    this.begun(claim.token);
     await this.#store.burn(claim).catch(() => this.#store.giveBack(claim, ttl));
   }
 }

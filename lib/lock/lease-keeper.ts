@@ -36,6 +36,12 @@ export class LeaseKeeper {
     return this.#leases;
   }
 
+  /** Whether a lease of that token is held, or held back for its minHold. */
+  has(token: string): boolean {
+    for (const lease of [...this.#leases, ...this.#heldBack.keys()]) if (lease.token === token) return true;
+    return false;
+  }
+
   /** Takes the lease into keeping, until it is released or lost. */
   keep(lease: Lease): void {
     this.#leases.add(lease);

@@ -83,7 +83,12 @@ export class LockService
     const { client, servers } = this.#connections;
     this.#store = new LockStore(servers, commandTimeout, options.replicas);
     this.#keeper = new LeaseKeeper(this.#store);
-    this.#room = new WaitingRoom(this.#store, servers, commandTimeout);
+    this.#room = new WaitingRoom(
+      this.#store,
+      servers,
+      commandTimeout,
+      (token) => this.#acquirer.isPending(token) || this.#keeper.has(token),
+    );
     this.#succession = new Succession(this.#store, this.#room, this.#keeper);
     this.#handOvers = new HandOverWatch(this.#store);
     this.#acquirer = new Acquirer(
@@ -384,11 +389,13 @@ export class LockService
           });
         }
       } catch (error) {
+        this.#acquirer.begun(lease.token);
         this.#store.giveBack(lease, ttl);
         throw error;
       }
       const lock = Lock.of(lease, this.#keeper);
       this.#keeper.keep(lease);
+      this.#acquirer.begun(lease.token);
       if (inheritance) void this.#succession.follow(lease, inheritance);
       return { lease, lock };
     } finally {

@@ -27,11 +27,19 @@ export class WaitingRoom {
   readonly #store: LockStore;
   readonly #servers: WakeUpPlaces;
   readonly #commandTimeout: number;
+  readonly #isInUse: (token: string) => boolean;
   readonly #byToken = new Map<string, Waiter>();
   readonly #lines = new Map<string, WaitingLine>();
   #closed: 'no' | 'except nested' | 'yes' = 'no';
 
-  constructor(store: LockStore, servers: WakeUpPlaces, commandTimeout: number) {
+  /** @param isInUse whether a token that does not wait here was granted, or is about to be given up */
+  constructor(
+    store: LockStore,
+    servers: WakeUpPlaces,
+    commandTimeout: number,
+    isInUse: (token: string) => boolean,
+  ) {
+    this.#isInUse = isInUse;
     this.#store = store;
     this.#servers = servers;
     this.#commandTimeout = commandTimeout;
@@ -223,10 +231,10 @@ export class WaitingRoom {
     }
   }
 
-  /** @returns whether somebody waits with that token */
+  /** @returns whether somebody uses that token: who was granted it by an ask may have been handed it as well */
   #handOver({ token, fencingToken, sent, run }: HandedOver): boolean {
     const waiter = this.#byToken.get(token);
-    if (!waiter) return false;
+    if (!waiter) return this.#isInUse(token);
     this.runs(ownerKey(waiter.claim), run);
     // An ask that is under way might take the lock again after it was used and released: its answer comes first.
     if (this.#store.confirmsGrants) void this.#ask(waiter);

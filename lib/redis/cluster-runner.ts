@@ -52,10 +52,7 @@ export class ClusterRunner implements Runner {
   }
 
   bounded<T>(reply: Promise<T>, keys: readonly ResourceKeys[], timeout?: number): Promise<T> {
-    return bounded(reply, keys, Math.min(timeout ?? Infinity, this.#commandTimeout), (sent) => {
-      const server = keys[0] && this.#servers.knownFor(keys[0].owner);
-      if (server) this.#runnerOf(server).doubt(sent);
-    });
+    return bounded(reply, keys, Math.min(timeout ?? Infinity, this.#commandTimeout));
   }
 
   async confirmed(name: string, replicas: number): Promise<number> {

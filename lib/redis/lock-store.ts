@@ -93,7 +93,7 @@ export class LockStore {
   readonly #closing = new AbortController();
   readonly #giveBacks = new Set<Promise<void>>();
 
-  /** Told of every local waiter that got a lock; false: nobody of that token waits any more. */
+  /** Told of every local waiter that got a lock; false: nobody uses that token any more. */
   onHandOver: (handedOver: HandedOver) => boolean = () => false;
   /** Told of every lock that went to another client provisionally, while others wait: somebody has to look whether it was taken. */
   onHandedAway: (keys: ResourceKeys) => void = () => undefined;
@@ -203,7 +203,6 @@ export class LockStore {
     let answer: AcquireReply;
     try {
       const reply = acquires.run(ACQUIRE, triples(claim.keys), argv, isWanted);
-      acquires.bounded(reply, claim.keys).catch(() => undefined); // only to have a silent connection replaced
       answer = decodeAcquire(await reply, claim);
     } catch (error) {
       throw unavailable(error, claim.keys);
@@ -374,7 +373,7 @@ export class LockStore {
    * it can last.
    *
    * @param lasts ms
-   * @param reply of an acquire still under way; nothing is done when it turns out that nothing was granted.
+   * @param reply of an acquire still under way; nothing is done when it turns out that there is nothing to undo.
    */
   giveBack(claim: Claim, lasts: number, reply?: Promise<AcquireReply>): void {
     const work = this.#giveBack(claim, lasts, reply).finally(() => this.#giveBacks.delete(work));
@@ -413,7 +412,7 @@ export class LockStore {
 
   async #giveBack(claim: Claim, lasts: number, reply?: Promise<AcquireReply>): Promise<void> {
     const nothing = await reply?.then(
-      ({ granted }) => !granted,
+      (answer) => !answer.granted && answer.ticket === undefined,
       (error: unknown) => error instanceof NotSentError,
     );
     if (nothing) return;

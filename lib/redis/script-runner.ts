@@ -1,16 +1,14 @@
 import type { Redis } from 'ioredis';
 import { LockUnavailableError } from '../errors/lock.errors.js';
-import { DeadlineError, within } from './deadline.js';
+import { within } from './deadline.js';
 import type { ResourceKeys } from './lock-keys.js';
 import { isReply } from './redis-client.js';
 import { ScriptBatch } from './script-batch.js';
 import type { ClaimScript, Script } from './script-parts.js';
+import { Silence } from './silence.js';
 
 /** What ioredis says of a command that it could not write, and does not queue. */
 const NOT_WRITABLE = 'enableOfflineQueue';
-
-/** ms by which a timer may be early. */
-const EARLY_TIMER = 2;
 
 /** A request that never left this process: there is nothing to undo. */
 export class NotSentError extends Error {
@@ -49,7 +47,7 @@ export interface Runner {
 export class ScriptRunner implements Runner {
   readonly #client: Redis;
   readonly #commandTimeout: number;
-  #heardAt = 0;
+  readonly #silence: Silence;
   #ready: Promise<void> | undefined;
   #stopWaiting: () => void = () => undefined;
   #closed = false;
@@ -72,6 +70,7 @@ export class ScriptRunner implements Runner {
     this.#client = client;
     this.#commandTimeout = commandTimeout;
     this.#slotOf = slotOf;
+    this.#silence = new Silence(client, commandTimeout, () => this.#unanswered.size > 0);
     client.on('close', () => this.#known.clear()); // the next one may lead to another server
   }
 
@@ -123,11 +122,11 @@ export class ScriptRunner implements Runner {
       : this.#client.eval(script.text, ...args);
     try {
       const reply = await this.#untilClosed(sent);
-      this.#heardAt = performance.now();
+      this.#silence.heard();
       return reply;
     } catch (error) {
       if (error instanceof Error && isReply(error)) {
-        this.#heardAt = performance.now();
+        this.#silence.heard();
         if (error.message.startsWith('NOSCRIPT')) {
           return this.#untilClosed(this.#client.eval(script.text, ...args));
         }
@@ -157,7 +156,7 @@ export class ScriptRunner implements Runner {
   }
 
   bounded<T>(reply: Promise<T>, keys: readonly ResourceKeys[], timeout = Infinity): Promise<T> {
-    return bounded(reply, keys, Math.min(timeout, this.#commandTimeout), (sent) => this.doubt(sent));
+    return bounded(reply, keys, Math.min(timeout, this.#commandTimeout));
   }
 
   /** @throws LockUnavailableError */
@@ -181,6 +180,7 @@ export class ScriptRunner implements Runner {
     return new Promise((resolve, reject) => {
       const end = () => reject(new Error('The connection to Redis was closed before there was an answer'));
       this.#unanswered.add(end);
+      this.#silence.listen();
       reply.then(resolve, reject).finally(() => this.#unanswered.delete(end));
     });
   }
@@ -196,30 +196,17 @@ export class ScriptRunner implements Runner {
       });
     return this.#confirming;
   }
-
-  /**
-   * A connection on which nothing was heard for a whole commandTimeout may be dead without knowing: a new one is made.
-   *
-   * @param sent when the request was sent that is not answered, on the monotonic clock
-   */
-  doubt(sent: number): void {
-    const silent = this.#heardAt < sent && performance.now() - sent >= this.#commandTimeout - EARLY_TIMER;
-    if (silent && this.#client.status === 'ready') this.#client.disconnect(true);
-  }
 }
 
-/** @param onSilence told when the request was sent, if it is not answered in time */
+/** @throws LockUnavailableError when it fails, or is not there within so many ms */
 export async function bounded<T>(
   reply: Promise<T>,
   keys: readonly ResourceKeys[],
   timeout: number,
-  onSilence: (sent: number) => void,
 ): Promise<T> {
-  const sent = performance.now();
   try {
     return await within(timeout, reply);
   } catch (error) {
-    if (error instanceof DeadlineError) onSilence(sent);
     throw unavailable(error, keys);
   }
 }

@@ -88,7 +88,7 @@ export class Server {
     };
     this.commits = new CommitConnection(commit);
     this.watches = new WatchPool(commit, replicas > 0 ? POOL_SIZE - 1 : POOL_SIZE);
-    this.wakeUps = new WakeUps(duplicate, {
+    this.wakeUps = new WakeUps(duplicate, commandTimeout, {
       onToken: (token) => listener.onWakeUp(token),
       onSubscribed: () => listener.onSubscribed(),
       onMoved: () => listener.onMoved(),

@@ -1,4 +1,5 @@
 import type { Redis, RedisOptions } from 'ioredis';
+import { Silence } from './silence.js';
 
 /** Reconnects soon and for ever: whoever waits depends on it. */
 const SUBSCRIBER = {
@@ -46,13 +47,19 @@ interface Subscription {
  */
 export class WakeUps {
   readonly #duplicate: (options: RedisOptions) => Redis;
+  readonly #timeout: number;
   readonly #listener: WakeUpListener;
   readonly #subscriptions = new Map<string, Subscription>();
   #redis: Redis | undefined;
+  #silence: Silence | undefined;
+  /** How many subscriptions are not answered yet. */
+  #asked = 0;
   #sweeper: NodeJS.Timeout | undefined;
 
-  constructor(duplicate: (options: RedisOptions) => Redis, listener: WakeUpListener) {
+  /** @param timeout ms Redis may take to answer */
+  constructor(duplicate: (options: RedisOptions) => Redis, timeout: number, listener: WakeUpListener) {
     this.#duplicate = duplicate;
+    this.#timeout = timeout;
     this.#listener = listener;
   }
 
@@ -97,6 +104,7 @@ export class WakeUps {
 
   #connect(): Redis {
     const redis = this.#duplicate(SUBSCRIBER);
+    this.#silence = new Silence(redis, this.#timeout, () => this.#asked > 0);
     redis.on('error', (error: Error) => this.#listener.onError(error));
     redis.on('message', (_channel: string, token: string) => this.#listener.onToken(token));
     redis.on('smessage', (_channel: string, token: string) => this.#listener.onToken(token));
@@ -120,6 +128,8 @@ export class WakeUps {
   /** Never rejects: whoever wants to listen is told. */
   async #subscribe(redis: Redis, subscription: Subscription): Promise<void> {
     const { channel, ready } = subscription;
+    this.#asked += 1;
+    this.#silence?.listen();
     try {
       await (channel.sharded ? redis.ssubscribe(channel.name) : redis.subscribe(channel.name));
       subscription.isReady = true;
@@ -128,6 +138,9 @@ export class WakeUps {
       if (redis.status !== 'ready') return; // the connection is gone: the next one subscribes
       this.#subscriptions.delete(channel.name);
       ready.reject(error);
+    } finally {
+      this.#asked -= 1;
+      this.#silence?.heard();
     }
   }
 

@@ -358,6 +358,35 @@ describe('waiting for a lock', () => {
     await proxy.close();
   });
 
+  it('keeps a lock that it was granted, when the commit that had handed it over is answered later', async () => {
+    const proxy = await startCountingProxy(sharedRedisUrl());
+    const local = await startLocks({ url: sharedRedisUrl(), connection: proxy.url, keyPrefix: one.prefix });
+    await local.locks.withLock('warm', ({ multi }) => multi.incr(one.key('late'))); // the commit connection is known
+    let finish = () => undefined as void;
+    const gate = new Promise<void>((resolve) => (finish = resolve));
+    const holder = local.locks.withLock('late', async ({ multi }) => {
+      multi.incr(one.key('late'));
+      await gate;
+    });
+    await eventually(async () => (await owner('late')) !== null);
+    const waiting = local.locks.acquire('late', { wait: 5_000 });
+    await eventually(async () => (await waiters('late')) === 1);
+    const [token = ''] = await one.redis.zrange(`${one.prefix}:queue:{late}`, 0, '0');
+    proxy.holdReplies(one.key('late'));
+    finish();
+    await eventually(async () => (await owner('late')) === token);
+    await one.redis.publish(`${one.prefix}:wake:${token.split(':')[0]}`, token);
+    const mine = await waiting;
+    proxy.passReplies();
+    await holder;
+    await local.locks.inspect('late'); // whatever was sent before has been done
+    expect([await owner('late'), mine.held]).toEqual([mine.token, true]);
+    await mine.release();
+    await local.app.close();
+    local.redis.disconnect();
+    await proxy.close();
+  });
+
   it('is not ended by an outage, nor by others who give up during it', async () => {
     const proxy = await startCountingProxy(sharedRedisUrl());
     const shaky = await startLocks({

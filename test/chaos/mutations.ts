@@ -1,0 +1,67 @@
+/** Builds of the library with a promise taken out, to see that the checker misses it. */
+import { cp, readFile, rm, writeFile } from 'node:fs/promises';
+import { join } from 'node:path';
+import { ownBuild } from './crew.js';
+
+interface Mutation {
+  readonly what: string;
+  /** Compiled. */
+  readonly file: string;
+  readonly find: string;
+  readonly replace: string;
+}
+
+export const MUTATIONS: Readonly<Record<string, Mutation>> = {
+  'no-guard': {
+    what: 'a commit passes whoever has the lock',
+    file: 'commit-scripts.js',
+    find: 'local try, fence, pass',
+    replace: 'do return 1 end\n  local try, fence, pass',
+  },
+  'unfair-queue': {
+    what: 'whoever came last is served first',
+    file: 'script-parts.js',
+    find: "return call('ZRANGE', queue, 0, 0)[1]",
+    replace: "return call('ZRANGE', queue, -1, -1)[1]",
+  },
+  'no-renewal': {
+    what: 'leases are believed to be renewed, and are not',
+    file: 'lock-scripts.js',
+    find: "renewed = redis.pcall('PEXPIRE', owner, ttl)",
+    replace: 'renewed = 1',
+  },
+  'repeated-fencing-tokens': {
+    what: 'a grant has the number of the one before',
+    file: 'script-parts.js',
+    find: 'if not number then',
+    replace: 'number = last\n    if not number then',
+  },
+  'endless-lease': {
+    what: 'a holder never stops to believe in its lease',
+    file: '../lock/lease.js',
+    find: 'elapsedSince(this.measuredFrom));\n    }',
+    replace: '0);\n    }',
+  },
+};
+
+/**
+ * @returns the folder of the build
+ * @throws when there is no such mutation, or the library has changed under it
+ */
+export async function mutate(name: string): Promise<{ folder: string; remove(): Promise<void> }> {
+  const mutation = MUTATIONS[name];
+  if (mutation === undefined) {
+    throw new Error(`There is no mutation "${name}"; there are ${Object.keys(MUTATIONS).join(', ')}`);
+  }
+  const folder = join(ownBuild(), '..', `dist-${name}`);
+  await rm(folder, { recursive: true, force: true });
+  await cp(ownBuild(), folder, { recursive: true });
+  const file = join(folder, 'lib/redis', mutation.file);
+  const text = await readFile(file, 'utf8');
+  if (text.split(mutation.find).length !== 2) throw new Error(`"${mutation.find}" is not in ${file} once`);
+  await writeFile(
+    file,
+    text.replace(mutation.find, () => mutation.replace),
+  );
+  return { folder, remove: () => rm(folder, { recursive: true, force: true }) };
+}

@@ -1,0 +1,83 @@
+/** A process that uses locks until it is told to stop, or killed. Forked by crew.ts. */
+import 'reflect-metadata';
+import { Module } from '@nestjs/common';
+import { NestFactory } from '@nestjs/core';
+import { Redis } from 'ioredis';
+import { LockService, RedisLockModule } from '../../lib/index.js';
+import { Random } from './random.js';
+import { Recorder } from './recorder.js';
+import { callOnce } from './workload.js';
+
+export interface WorkerOptions {
+  readonly url: string;
+  readonly prefix: string;
+  readonly name: string;
+  readonly history: string;
+  readonly resources: readonly string[];
+  readonly seed: number;
+  readonly loops: number;
+}
+
+export type Order =
+  | { readonly order: 'stop' }
+  | { readonly order: 'block'; readonly ms: number }
+  | { readonly order: 'skew'; readonly ms: number }
+  | { readonly order: 'measure' };
+
+/** What a process uses, after a garbage collection where it can ask for one. */
+export interface Usage {
+  readonly heapMb: number;
+  readonly handles: number;
+}
+
+const options = JSON.parse(process.argv[2] ?? '{}') as WorkerOptions;
+const { url, prefix, resources } = options;
+
+class WorkerModule {}
+Module({
+  imports: [RedisLockModule.forRoot({ connection: url, keyPrefix: prefix, ttl: 1_000, commandTimeout: 800 })],
+})(WorkerModule);
+const app = await NestFactory.createApplicationContext(WorkerModule, { logger: false });
+const redis = new Redis(url, { disconnectTimeout: 0 });
+redis.on('error', () => undefined); // its commands reject as well
+
+let stopping = false;
+const wallClock = Date.now;
+
+process.on('message', (message: Order) => {
+  if (message.order === 'stop') stopping = true;
+  if (message.order === 'skew') Date.now = () => wallClock() + message.ms;
+  if (message.order === 'block') {
+    const end = performance.now() + message.ms;
+    while (performance.now() < end);
+  }
+  if (message.order === 'measure') {
+    globalThis.gc?.();
+    const usage: Usage = {
+      heapMb: process.memoryUsage().heapUsed / 2 ** 20,
+      handles: process.getActiveResourcesInfo().length,
+    };
+    process.send?.(usage);
+  }
+});
+process.on('disconnect', () => process.exit()); // whoever forked it is gone
+process.on('unhandledRejection', (error) => {
+  console.error('A rejection that nobody heard of:', error);
+  process.exit(70);
+});
+
+const recorder = new Recorder(options.history, options.name);
+const locks = app.get(LockService);
+// Who waits for the first time is in line only when this process listens.
+await locks.withLock(`warm-up:${options.name}`, { wait: 5_000 }, () => undefined);
+process.send?.('ready');
+await Promise.all(
+  Array.from({ length: options.loops }, async (_, loop) => {
+    const random = new Random(options.seed + loop * 7_919);
+    const setting = { locks, redis, prefix, recorder, random };
+    while (!stopping) await callOnce(setting, resources);
+  }),
+);
+await app.close();
+redis.disconnect();
+process.send?.('done', () => process.disconnect());

@@ -1,0 +1,168 @@
+/** What applications do with locks, at random: everything that the guarantees speak of. */
+import type { Redis } from 'ioredis';
+import { LockError, LockTransactionError } from '../../lib/index.js';
+import type { AcquireOptions, LockContext, LockService } from '../../lib/index.js';
+import type { Entry, Outcome } from './history.js';
+import type { Random } from './random.js';
+import type { Recorder } from './recorder.js';
+
+const KINDS = {
+  update: 50,
+  twice: 8,
+  watch: 8,
+  hold: 13,
+  long: 1,
+  impatient: 8,
+  abort: 4,
+  at_once: 4,
+  pair: 4,
+};
+
+/** Longest time that work takes, ms. */
+const LONGEST_WORK = 6;
+const SHORT_TTL = 150;
+
+/** Where the data of a resource are. */
+export function dataKeys(prefix: string, resource: string) {
+  const name = (part: string) => `${prefix}:data:${resource}:${part}`;
+  return { value: name('value'), entries: name('entries'), watched: name('watched') };
+}
+
+export interface Setting {
+  readonly locks: LockService;
+  readonly redis: Redis;
+  readonly prefix: string;
+  readonly recorder: Recorder;
+  readonly random: Random;
+}
+
+/** One call. Never rejects: what it was told is recorded. */
+export async function callOnce(setting: Setting, resources: readonly string[]): Promise<void> {
+  const { random, recorder, redis, prefix } = setting;
+  const kind = random.weighted(KINDS);
+  const wanted = kind === 'pair' ? resources.slice(0, 2) : [random.pick(resources)];
+  if (kind === 'watch' && random.next() < 0.3) {
+    await redis.incr(dataKeys(prefix, wanted[0] ?? '').watched).catch(() => undefined); // it matters to nobody
+  }
+  const call = recorder.asked(wanted);
+  try {
+    if (kind === 'long') await holdLong(setting, call, wanted);
+    else if (kind === 'hold' || kind === 'at_once') await hold(setting, call, wanted, kind === 'at_once');
+    else await update(setting, call, wanted, kind);
+    recorder.ended(call, 'done');
+  } catch (error) {
+    recorder.ended(call, error instanceof LockError ? error.code : String(error));
+  }
+}
+
+async function hold(
+  { locks, random, recorder }: Setting,
+  call: string,
+  wanted: readonly string[],
+  atOnce: boolean,
+): Promise<void> {
+  const asked = atOnce ? locks.tryAcquire(wanted) : locks.acquire(wanted, { wait: Infinity });
+  if (!atOnce) noteQueued(locks, recorder, call);
+  const lock = await asked;
+  if (lock === null) return;
+  recorder.held(call, lock);
+  await pause(random.between(0, LONGEST_WORK));
+  if (random.next() < 0.2) await lock.extend(random.between(500, 1_500)).catch(() => undefined); // it is lost, then
+  recorder.held(call, lock);
+  await lock.release();
+}
+
+/** For longer than its ttl: it has to be renewed. */
+async function holdLong(
+  { locks, recorder }: Setting,
+  call: string,
+  wanted: readonly string[],
+): Promise<void> {
+  const lock = await locks.acquire(wanted, { wait: Infinity, ttl: SHORT_TTL });
+  const end = performance.now() + 2 * SHORT_TTL;
+  while (performance.now() < end && lock.held) {
+    recorder.held(call, lock);
+    await pause(SHORT_TTL / 10);
+  }
+  recorder.held(call, lock);
+  await lock.release();
+}
+
+async function update(
+  { locks, random, recorder, prefix }: Setting,
+  call: string,
+  wanted: readonly string[],
+  kind: keyof typeof KINDS,
+): Promise<void> {
+  const abort = new AbortController();
+  const options: AcquireOptions = {
+    wait: kind === 'impatient' ? random.between(1, 100) : Infinity,
+    ...(kind === 'abort' ? { signal: abort.signal } : {}),
+  };
+  if (kind === 'abort') setTimeout(() => abort.abort(), random.between(0, 40));
+  let runs = 0;
+  const work = async (context: LockContext) => {
+    runs += 1;
+    const { lock, redis, multi } = context;
+    recorder.held(call, lock);
+    const keys = dataKeys(prefix, wanted[0] ?? '');
+    if (kind === 'watch') {
+      await context.watch(keys.watched);
+      await redis.get(keys.watched);
+    }
+    let read = Number((await redis.get(keys.value)) ?? 0);
+    await pause(random.between(0, LONGEST_WORK));
+    const queue = (commit: string) => {
+      const fencingToken = lock.fencingTokens.get(wanted[0] ?? '') ?? 0;
+      const entry: Entry = { commit, fencingToken, read };
+      multi.set(keys.value, read + 1);
+      multi.rpush(keys.entries, JSON.stringify(entry));
+    };
+    if (kind === 'twice') {
+      const commit = `${call}/${runs}`;
+      queue(commit);
+      await told(recorder, call, commit, context.commit());
+      read += 1;
+    }
+    queue(`${call}/end`);
+    recorder.held(call, lock);
+  };
+  const ended = locks.withLock(wanted, options, work);
+  noteQueued(locks, recorder, call);
+  await told(recorder, call, `${call}/end`, ended);
+}
+
+/** Its answer comes after that to the wish to wait, which was asked for on the same connection before. */
+function noteQueued(locks: LockService, recorder: Recorder, call: string): void {
+  locks.inspect('nothing').then(
+    () => recorder.queued(call),
+    () => undefined, // then it is not known
+  );
+}
+
+async function told(
+  recorder: Recorder,
+  call: string,
+  commit: string,
+  ended: Promise<unknown>,
+): Promise<void> {
+  try {
+    await ended;
+  } catch (error) {
+    recorder.commit(call, commit, outcomeOf(error));
+    throw error;
+  }
+  recorder.commit(call, commit, 'applied');
+}
+
+/** What a caller may conclude. An error of the work itself means that nothing of it was committed at its end. */
+function outcomeOf(error: unknown): Outcome {
+  if (!(error instanceof LockError)) return 'not applied';
+  if (error.code === 'LOCK_OUTCOME_UNKNOWN') return 'unknown';
+  if (error instanceof LockTransactionError && error.applied !== 'none') return 'unknown';
+  return 'not applied';
+}
+
+function pause(ms: number): Promise<void> {
+  return new Promise((resolve) => (ms === 0 ? setImmediate(resolve) : setTimeout(resolve, ms)));
+}

@@ -1,0 +1,61 @@
+import { connect, createServer } from 'node:net';
+import type { AddressInfo, Socket } from 'node:net';
+
+/** A TCP proxy in front of a Redis: a network that takes its time, and can be cut. */
+export interface DelayProxy {
+  readonly url: string;
+  /** Everything takes so many ms longer from now on, in each direction. */
+  delay(ms: number): void;
+  /** Ends all connections. */
+  cut(): void;
+  close(): Promise<void>;
+}
+
+export async function startDelayProxy(target: string, ms = 0): Promise<DelayProxy> {
+  const { hostname, port } = new URL(target);
+  const sockets = new Set<Socket>();
+  let delay = ms;
+  const server = createServer((client) => {
+    const upstream = connect(Number(port), hostname);
+    for (const [from, to] of [
+      [client, upstream],
+      [upstream, client],
+    ] as const) {
+      sockets.add(from);
+      from.setNoDelay(true);
+      from.on('data', relay(to));
+      from.on('error', () => from.destroy());
+      from.on('close', () => {
+        sockets.delete(from);
+        to.destroy();
+      });
+    }
+  });
+  /** Keeps the order, also when the delay gets shorter. */
+  const relay = (to: Socket) => {
+    const underWay: { readonly data: Buffer; readonly due: number }[] = [];
+    const pass = () => {
+      while (underWay[0] && underWay[0].due <= performance.now() + 0.5) {
+        const { data } = underWay.shift() as { data: Buffer };
+        if (to.writable) to.write(data);
+      }
+    };
+    return (data: Buffer) => {
+      if (delay === 0 && underWay.length === 0) return void to.write(data);
+      underWay.push({ data, due: Math.max(underWay.at(-1)?.due ?? 0, performance.now() + delay) });
+      setTimeout(pass, (underWay.at(-1)?.due ?? 0) - performance.now());
+    };
+  };
+  await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  return {
+    url: `redis://127.0.0.1:${(server.address() as AddressInfo).port}`,
+    delay: (longer) => void (delay = longer),
+    cut() {
+      for (const socket of sockets) socket.destroy();
+    },
+    async close() {
+      for (const socket of sockets) socket.destroy();
+      await new Promise((resolve) => server.close(resolve));
+    },
+  };
+}
