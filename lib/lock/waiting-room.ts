@@ -55,8 +55,9 @@ export class WaitingRoom {
    * @throws LockUnavailableError when Redis cannot be asked. In either case the place is given up first.
    */
   async wait(claim: Claim, ttl: number, patience: Patience): Promise<Granted> {
-    if (this.#servers.sharded && !this.#servers.hears(claim)) {
-      // What is free needs no subscription, which each resource has of its own here.
+    const isFirst = !this.#servers.hears(claim) && !this.#lines.has(ownerKey(claim));
+    if (this.#servers.sharded && isFirst && patience.until - performance.now() > this.#commandTimeout) {
+      // What is free needs no subscription, which each slot has of its own here.
       const acquired = now();
       const reply = await this.#store.acquire(claim, ttl);
       if (reply.granted) return { fencingToken: reply.fencingTokens[0] ?? 0, acquired };
@@ -227,8 +228,17 @@ export class WaitingRoom {
       waiter.retryAfter = answer.retryAfter;
       const line = this.#lineOf(waiter);
       if (answer.before !== undefined) line?.comesAfter(answer.before, claim.token);
+      if (!this.#servers.hears(claim)) this.#listenAgain(waiter);
       line?.leaseEndsIn(answer.retryAfter ?? ttl);
     }
+  }
+
+  /** The subscription was lost since: what is published until it is there again is not heard. */
+  #listenAgain(waiter: Waiter): void {
+    this.#servers.subscribed(waiter.claim)?.then(
+      () => this.#ask(waiter),
+      () => undefined, // with the next ask
+    );
   }
 
   /** @returns whether somebody uses that token: who was granted it by an ask may have been handed it as well */

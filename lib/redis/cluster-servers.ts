@@ -33,8 +33,12 @@ export class ClusterServers implements Servers {
   #lostConnections = 0;
   #looking: Promise<void> | undefined;
   #lookedAt = -Infinity;
-  /** What is listened to for each line that somebody of this service waits in, by owner key. */
-  readonly #lines = new Map<string, Channel>();
+  /** What is listened to for each line that somebody of this service waits in, by owner key and name. */
+  readonly #lines = new Map<string, Map<string, Channel>>();
+  /** In how many lines each channel is listened to: those of one slot share it. */
+  readonly #listening = new Map<string, number>();
+  /** A subscription was ended by its server: waiters have to be followed, whatever the client knows of slots. */
+  #hasMoved = false;
   /** Servers whose connection for scripts is down. */
   readonly #down = new Set<string>();
   /** What each server had when waiters were last told to ask: the client may learn of changes by itself. */
@@ -100,8 +104,8 @@ export class ClusterServers implements Servers {
 
   /** Sharded channels came with Redis 7. In a cluster of several versions they are not used. */
   get sharded(): boolean {
-    const servers = [...this.#servers.values()];
-    return servers.length > 0 && servers.every(({ version }) => version >= 7);
+    const versions = [...this.#servers.values()].map(({ version }) => version).filter((known) => known > 0);
+    return versions.length > 0 && versions.every((version) => version >= 7);
   }
 
   hears({ token, keys }: Claim): boolean {
@@ -114,17 +118,28 @@ export class ClusterServers implements Servers {
     const [first] = keys;
     if (!first) return undefined;
     const channel = this.#channelOf(first, token);
-    this.#lines.set(first.owner, channel);
-    const server = this.#find(first.owner);
+    const channels = this.#lines.get(first.owner) ?? new Map<string, Channel>();
+    this.#lines.set(first.owner, channels);
+    if (!channels.has(channel.name)) {
+      channels.set(channel.name, channel);
+      this.#listening.set(channel.name, (this.#listening.get(channel.name) ?? 0) + 1);
+    }
+    const server = this.knownFor(first.owner);
     if (server && server.wakeUps.listen(channel) === undefined) return undefined;
     return this.#subscribedLater(first, channel);
   }
 
   unsubscribed({ owner }: ResourceKeys): void {
-    const channel = this.#lines.get(owner);
+    const channels = this.#lines.get(owner);
     this.#lines.delete(owner);
-    // The one for all lines of a server stays.
-    if (channel?.sharded) this.knownFor(owner)?.wakeUps.leave(channel.name);
+    for (const { name, sharded } of channels?.values() ?? []) {
+      const others = (this.#listening.get(name) ?? 1) - 1;
+      if (others > 0) this.#listening.set(name, others);
+      else this.#listening.delete(name);
+      // The one for all lines of a server stays.
+      if (others > 0 || !sharded) continue;
+      for (const { wakeUps } of this.#servers.values()) wakeUps.leave(name);
+    }
   }
 
   #channelOf({ tag }: ResourceKeys, token: string): Channel {
@@ -136,19 +151,24 @@ export class ClusterServers implements Servers {
   async #subscribedLater(keys: ResourceKeys, channel: Channel): Promise<void> {
     const until = performance.now() + this.#parts.commandTimeout;
     do {
-      const { wakeUps } = await this.of(keys);
-      const ready = Promise.resolve(wakeUps.listen(channel)).then(
-        () => true,
-        (error: unknown) => {
-          if (error instanceof Error && isElsewhere(error)) return false;
-          throw error;
-        },
-      );
       const patience = pause(OUTAGE_PAUSE, this.#closing.signal).then(() => false);
-      if (await Promise.race([ready, patience])) return;
+      if (await Promise.race([this.#isListening(keys, channel), patience])) return;
       await this.lookAgain(); // the server may have been replaced
     } while (performance.now() < until && !this.isClosed);
     throw unreachable('No subscription was to be had in time');
+  }
+
+  /** @returns false when it has to be tried elsewhere */
+  async #isListening(keys: ResourceKeys, channel: Channel): Promise<boolean> {
+    try {
+      const { wakeUps } = await this.of(keys);
+      await wakeUps.listen(channel);
+      return true;
+    } catch (error) {
+      if (error instanceof LockUnavailableError || (error instanceof Error && isElsewhere(error)))
+        return false;
+      throw error;
+    }
   }
 
   #find(name: string): Server | undefined {
@@ -191,7 +211,7 @@ export class ClusterServers implements Servers {
       ...this.#parts,
       slotOf: (name) => this.slotOf(name),
       duplicate: (options: RedisOptions) =>
-        node.duplicate({ ...options, ...(this.clientPrefix === '' ? {} : { keyPrefix: this.clientPrefix }) }),
+        node.duplicate({ ...(this.clientPrefix === '' ? {} : { keyPrefix: this.clientPrefix }), ...options }),
       has: ({ owner }) => this.#client.slots[this.slotOf(owner)]?.[0] === address,
       listener: {
         ...listener,
@@ -199,7 +219,7 @@ export class ClusterServers implements Servers {
           this.#down.delete(address);
           listener.onReady();
         },
-        onMoved: () => void this.lookAgain().catch(() => undefined), // asked again by whoever needs it
+        onMoved: () => this.#lookForMoved(),
         onLost: () => {
           this.#lostConnections += 1;
           if (this.#servers.get(address) !== server) return; // it was closed here
@@ -209,7 +229,7 @@ export class ClusterServers implements Servers {
       },
     });
     this.#servers.set(address, server);
-    this.#announced.set(address, this.#slotsOf(address));
+    if (this.#announced.size === 0) this.#noteSlots();
     return server;
   }
 
@@ -234,7 +254,6 @@ export class ClusterServers implements Servers {
       if (masters.has(address)) continue;
       // It has nothing any more: what waits for it there has to ask elsewhere.
       this.#servers.delete(address);
-      this.#announced.delete(address);
       this.#down.delete(address);
       const closing = server.close().finally(() => this.#closings.delete(closing));
       this.#closings.add(closing);
@@ -246,22 +265,36 @@ export class ClusterServers implements Servers {
   #announceMoves(masters: ReadonlySet<string>): void {
     if (this.#announced.size === 0) return; // nobody has asked for anything yet
     const hasMoved = [...masters].some((address) => this.#announced.get(address) !== this.#slotsOf(address));
-    if (!hasMoved) return;
-    for (const address of masters) this.#announced.set(address, this.#slotsOf(address));
+    if (!hasMoved && !this.#hasMoved) return;
+    this.#hasMoved = false;
+    this.#noteSlots();
     void this.#follow().then(() => this.#parts.listener.onSubscribed());
+  }
+
+  #lookForMoved(): void {
+    this.#hasMoved = true;
+    void this.lookAgain().catch(() => undefined); // looked at again by whoever needs it
+  }
+
+  #noteSlots(): void {
+    this.#announced.clear();
+    for (const address of this.#masters()) this.#announced.set(address, this.#slotsOf(address));
   }
 
   /** Listens where the lines are now. Never rejects: whoever waits asks in any case, and is told. */
   async #follow(): Promise<void> {
     const places = new Map<Server, Set<string>>();
-    const listened = [...this.#lines].map(async ([owner, channel]) => {
+    const listened = [...this.#lines].map(async ([owner, channels]) => {
       try {
         const server = this.#find(owner);
         if (!server) return;
-        places.set(server, (places.get(server) ?? new Set()).add(channel.name));
-        await server.wakeUps.listen(channel);
-      } catch {
-        // The server is not to be had at the moment, or the slot has moved on: that is looked at again.
+        const names = places.get(server) ?? new Set();
+        places.set(server, names);
+        for (const name of channels.keys()) names.add(name);
+        await Promise.all([...channels.values()].map((channel) => server.wakeUps.listen(channel)));
+      } catch (error) {
+        // The server is not to be had at the moment, or the slot has moved on.
+        if (error instanceof Error && isElsewhere(error)) this.#lookForMoved();
       }
     });
     for (const server of this.#servers.values()) {

@@ -18,6 +18,7 @@ export async function checkCommitConnection(
   keyPrefix: string,
   keys: ResourceKeys,
   timeout: number,
+  isCluster: boolean,
 ): Promise<void> {
   const request = {
     claim: { token: 'nobody:0:0', keys: [keys] },
@@ -41,9 +42,19 @@ export async function checkCommitConnection(
     const all = triples([keys]);
     await within(timeout, redis.eval(RELEASE.text, all.length, ...all, all.length, request.claim.token, ''));
     await within(timeout, redis.publish(`${redis.options.keyPrefix ?? ''}${keyPrefix}:wake:nobody`, ''));
+    if (isCluster) await within(timeout, checkSharded(redis, `${keyPrefix}:wake:{${keys.tag}}:nobody`));
   } catch (error) {
     throw new LockUnavailableError(`Redis does not allow what locks need: ${String(error)}`, {
       cause: error,
     });
+  }
+}
+
+/** @throws what Redis says, unless it is older than 7 and has no such channels */
+async function checkSharded(redis: Redis, channel: string): Promise<void> {
+  try {
+    await redis.spublish(channel, ''); // whose name ioredis treats as a key
+  } catch (error) {
+    if (!String(error).includes('unknown command')) throw error;
   }
 }

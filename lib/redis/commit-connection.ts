@@ -29,6 +29,7 @@ export interface CommitConnectionParts {
   /** Keys that nobody uses, where the server has them. */
   readonly unusedKeys: () => ResourceKeys;
   readonly timeout: number;
+  readonly isCluster: boolean;
   readonly onError: (error: Error) => void;
 }
 
@@ -38,12 +39,12 @@ export interface CommitConnectionParts {
  * @throws LockUnavailableError when there is none within the timeout, or Redis does not allow commits on it
  */
 export async function openCommitConnection(parts: CommitConnectionParts): Promise<Redis> {
-  const { duplicate, keyPrefix, unusedKeys, timeout, onError } = parts;
+  const { duplicate, keyPrefix, unusedKeys, timeout, isCluster, onError } = parts;
   const redis = duplicate({ ...OPTIONS, connectTimeout: timeout });
   redis.on('error', onError);
   try {
     await within(timeout, redis.connect());
-    await checkCommitConnection(redis, keyPrefix, unusedKeys(), timeout);
+    await checkCommitConnection(redis, keyPrefix, unusedKeys(), timeout, isCluster);
     return redis;
   } catch (error) {
     redis.disconnect();

@@ -1,7 +1,7 @@
 import { randomUUID } from 'node:crypto';
 import type { Redis, RedisOptions } from 'ioredis';
 import { CommitConnection } from './commit-connection.js';
-import { within } from './deadline.js';
+import { DeadlineError, within } from './deadline.js';
 import { resourceKeys } from './lock-keys.js';
 import type { ResourceKeys } from './lock-keys.js';
 import { ScriptRunner } from './script-runner.js';
@@ -84,6 +84,7 @@ export class Server {
       keyPrefix,
       unusedKeys: () => unusedKeys(parts),
       timeout: commandTimeout,
+      isCluster: parts.slotOf !== undefined,
       onError,
     };
     this.commits = new CommitConnection(commit);
@@ -121,8 +122,15 @@ export class Server {
   }
 
   async #learnVersion(redis: Redis): Promise<void> {
-    const info = await within(this.#commandTimeout, redis.info('server')).catch(() => '');
-    this.#version = Number(/redis_version:(\d+)/.exec(info)?.[1] ?? 0);
+    while (redis.status === 'ready') {
+      try {
+        const info = await within(this.#commandTimeout, redis.info('server'));
+        this.#version = Number(/redis_version:(\d+)/.exec(info)?.[1] ?? 0);
+        return;
+      } catch (error) {
+        if (!(error instanceof DeadlineError)) return; // it does not say
+      }
+    }
   }
 
   /** One step of a search through all keys; see SCAN. */

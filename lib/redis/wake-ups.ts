@@ -11,6 +11,7 @@ const SUBSCRIBER = {
   maxRetriesPerRequest: null,
   commandTimeout: undefined,
   monitor: false,
+  keyPrefix: '', // ioredis would put it before the names of sharded channels, which have it already
 } as const satisfies RedisOptions;
 
 /** ms a channel stays subscribed to after its last waiter: the next one often comes soon. */
@@ -35,6 +36,8 @@ export interface Channel {
 interface Subscription {
   readonly channel: Channel;
   isReady: boolean;
+  /** Whether Redis was asked, and has not answered. */
+  isAsked: boolean;
   ready: Deferred;
   /** Since when nobody waits there. */
   unusedSince: number | undefined;
@@ -72,9 +75,17 @@ export class WakeUps {
     const known = this.#subscriptions.get(channel.name);
     if (known) {
       known.unusedSince = undefined;
-      return known.isReady ? undefined : known.ready.promise;
+      if (known.isReady) return undefined;
+      if (!known.isAsked && this.#redis?.status === 'ready') void this.#subscribe(this.#redis, known);
+      return known.ready.promise;
     }
-    const subscription = { channel, isReady: false, ready: deferred(), unusedSince: undefined };
+    const subscription = {
+      channel,
+      isReady: false,
+      isAsked: false,
+      ready: deferred(),
+      unusedSince: undefined,
+    };
     this.#subscriptions.set(channel.name, subscription);
     this.#redis ??= this.#connect();
     if (this.#redis.status === 'ready') void this.#subscribe(this.#redis, subscription);
@@ -88,7 +99,8 @@ export class WakeUps {
   /** Nobody waits on this sharded channel any more, for the moment. */
   leave(name: string): void {
     const subscription = this.#subscriptions.get(name);
-    if (subscription) subscription.unusedSince = performance.now();
+    if (!subscription) return;
+    subscription.unusedSince = performance.now();
     this.#sweeper ??= setTimeout(() => this.#sweep(), LINGER).unref();
   }
 
@@ -108,16 +120,23 @@ export class WakeUps {
     redis.on('error', (error: Error) => this.#listener.onError(error));
     redis.on('message', (_channel: string, token: string) => this.#listener.onToken(token));
     redis.on('smessage', (_channel: string, token: string) => this.#listener.onToken(token));
-    redis.on('moved', () => this.#listener.onMoved());
-    redis.on('ready', () => void this.#subscribeAll(redis));
-    redis.on('close', () => {
-      for (const subscription of this.#subscriptions.values()) {
-        subscription.isReady = false;
-        if (subscription.ready.settled) subscription.ready = deferred();
-      }
+    redis.on('moved', () => {
+      this.#mistrust(({ sharded }) => sharded); // it is not said which
+      this.#listener.onMoved();
     });
+    redis.on('ready', () => void this.#subscribeAll(redis));
+    redis.on('close', () => this.#mistrust(() => true));
     redis.connect().catch((error: Error) => this.#listener.onError(error)); // goes on trying by itself
     return redis;
+  }
+
+  /** What was subscribed to has to be again. */
+  #mistrust(isDoubtful: (channel: Channel) => boolean): void {
+    for (const subscription of this.#subscriptions.values()) {
+      if (!isDoubtful(subscription.channel)) continue;
+      subscription.isReady = false;
+      if (subscription.ready.settled) subscription.ready = deferred();
+    }
   }
 
   async #subscribeAll(redis: Redis): Promise<void> {
@@ -128,6 +147,7 @@ export class WakeUps {
   /** Never rejects: whoever wants to listen is told. */
   async #subscribe(redis: Redis, subscription: Subscription): Promise<void> {
     const { channel, ready } = subscription;
+    subscription.isAsked = true;
     this.#asked += 1;
     this.#silence?.listen();
     try {
@@ -136,9 +156,10 @@ export class WakeUps {
       ready.resolve();
     } catch (error) {
       if (redis.status !== 'ready') return; // the connection is gone: the next one subscribes
-      this.#subscriptions.delete(channel.name);
+      if (this.#subscriptions.get(channel.name) === subscription) this.#subscriptions.delete(channel.name);
       ready.reject(error);
     } finally {
+      subscription.isAsked = false;
       this.#asked -= 1;
       this.#silence?.heard();
     }
