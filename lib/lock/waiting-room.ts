@@ -66,7 +66,9 @@ export class WaitingRoom {
     this.#lines.set(ownerKey(claim), line);
     line.coming += 1;
     try {
-      await this.#prepare(claim, patience);
+      const subscribed = this.#servers.subscribed(claim);
+      if (subscribed) await this.#inTime(subscribed, claim);
+      this.#assertWelcome(claim, patience);
     } catch (error) {
       line.coming -= 1;
       this.#closeIfEmpty(line, claim);
@@ -78,16 +80,19 @@ export class WaitingRoom {
     });
   }
 
-  /** @throws LockNotAcquiredError, LockUnavailableError */
-  async #prepare(claim: Claim, patience: Patience): Promise<void> {
-    const resources = resourcesOf(claim.keys);
-    const subscribed = this.#servers.subscribed(claim);
-    if (subscribed) {
-      await within(this.#commandTimeout, subscribed).catch((cause: unknown) => {
-        const message = `Waiting is not possible, since Redis could not be subscribed to: ${String(cause)}`;
-        throw new LockUnavailableError(message, { resources, cause });
-      });
+  /** @throws LockUnavailableError */
+  async #inTime(subscribed: Promise<void>, { keys }: Claim): Promise<void> {
+    try {
+      await within(this.#commandTimeout, subscribed);
+    } catch (cause) {
+      const message = `Waiting is not possible, since Redis could not be subscribed to: ${String(cause)}`;
+      throw new LockUnavailableError(message, { resources: resourcesOf(keys), cause });
     }
+  }
+
+  /** @throws LockNotAcquiredError when the application closes, or the caller has aborted */
+  #assertWelcome({ keys }: Claim, patience: Patience): void {
+    const resources = resourcesOf(keys);
     if (this.#closed === 'yes' || (this.#closed === 'except nested' && !patience.nested)) {
       throw new LockNotAcquiredError('shutdown', { resources });
     }

@@ -134,10 +134,12 @@ async function update(
 
 /** Its answer comes after that to the wish to wait, which was asked for on the same connection before. */
 function noteQueued(locks: LockService, recorder: Recorder, call: string): void {
-  locks.inspect('nothing').then(
-    () => recorder.queued(call),
-    () => undefined, // then it is not known
-  );
+  setImmediate(() => {
+    locks.inspect('nothing').then(
+      () => recorder.queued(call),
+      () => undefined, // then it is not known
+    );
+  });
 }
 
 async function told(

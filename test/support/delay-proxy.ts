@@ -35,15 +35,17 @@ export async function startDelayProxy(target: string, ms = 0): Promise<DelayProx
   const relay = (to: Socket) => {
     const underWay: { readonly data: Buffer; readonly due: number }[] = [];
     const pass = () => {
-      while (underWay[0] && underWay[0].due <= performance.now() + 0.5) {
-        const { data } = underWay.shift() as { data: Buffer };
-        if (to.writable) to.write(data);
+      for (let next = underWay[0]; next !== undefined; next = underWay[0]) {
+        const left = next.due - performance.now();
+        if (left > 0) return void setTimeout(pass, Math.ceil(left)); // timers may be early
+        underWay.shift();
+        if (to.writable) to.write(next.data);
       }
     };
     return (data: Buffer) => {
       if (delay === 0 && underWay.length === 0) return void to.write(data);
       underWay.push({ data, due: Math.max(underWay.at(-1)?.due ?? 0, performance.now() + delay) });
-      setTimeout(pass, (underWay.at(-1)?.due ?? 0) - performance.now());
+      if (underWay.length === 1) pass();
     };
   };
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
