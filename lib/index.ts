@@ -9,7 +9,7 @@ export type { LockInterceptorOptions } from './execution/lock.interceptor.js';
 export type { LockKey } from './execution/lock-key.js';
 export { LockService } from './lock/lock.service.js';
 export { Lock } from './lock/lock.js';
-export type { LockState } from './redis/lock-store.js';
+export type { LockState } from './redis/lock-replies.js';
 export { RedisLockModule } from './redis-lock.module.js';
 export type { RedisLockModuleExtras } from './redis-lock.module-definition.js';
 export type {

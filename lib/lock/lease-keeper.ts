@@ -1,6 +1,7 @@
 import { LockLostError } from '../errors/lock.errors.js';
 import { Alarm, MAX_TIMER_DELAY } from '../redis/deadline.js';
-import type { LockStore, Release } from '../redis/lock-store.js';
+import type { LockStore } from '../redis/lock-store.js';
+import type { Release } from '../redis/lock-replies.js';
 import { elapsedSince, now } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
 import type { Lease } from './lease.js';

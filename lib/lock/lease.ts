@@ -1,7 +1,7 @@
 import { elapsedSince } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
 import type { Claim, ResourceKeys } from '../redis/lock-keys.js';
-import type { Release } from '../redis/lock-store.js';
+import type { Release } from '../redis/lock-replies.js';
 import type { Inheritance } from './succession.js';
 
 /** What is counted on of a ttl, for clocks that do not go alike. */

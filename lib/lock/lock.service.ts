@@ -20,7 +20,7 @@ import { normaliseResources, resourceKeys, resourcesOf } from '../redis/lock-key
 import type { ResourceKeys } from '../redis/lock-keys.js';
 import { findLocks } from '../redis/lock-search.js';
 import { LockStore } from '../redis/lock-store.js';
-import type { LockState } from '../redis/lock-store.js';
+import type { LockState } from '../redis/lock-replies.js';
 import { GuardedCommit } from '../transaction/guarded-commit.js';
 import type { Grant, LockScope, Setting } from '../transaction/lock-scope.js';
 import type { LockContext } from '../transaction/lock-context.js';

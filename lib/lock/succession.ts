@@ -1,7 +1,8 @@
 import { pause, within } from '../redis/deadline.js';
 import { now } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
-import type { LockStore, PassedOn, Release } from '../redis/lock-store.js';
+import type { LockStore } from '../redis/lock-store.js';
+import type { PassedOn, Release } from '../redis/lock-replies.js';
 import { MAX_UNHEARD } from '../redis/script-parts.js';
 import type { Lease } from './lease.js';
 import type { LeaseKeeper } from './lease-keeper.js';

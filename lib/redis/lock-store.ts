@@ -1,84 +1,27 @@
-import { setMaxListeners } from 'node:events';
 import { LockUnavailableError } from '../errors/lock.errors.js';
 import { now } from './instant.js';
 import type { Instant } from './instant.js';
-import { pause, within } from './deadline.js';
+import { GiveBacks } from './give-backs.js';
 import { resourcesOf, tokensOf, triples } from './lock-keys.js';
 import type { Claim, ResourceKeys } from './lock-keys.js';
 import { ACQUIRE, BURN, EXTEND, FORCE_RELEASE, INSPECT, PASS_ON, RELEASE, RENEW } from './lock-scripts.js';
+import { decodeAcquire, decodeRun } from './lock-replies.js';
+import type {
+  AcquireReply,
+  HandedOver,
+  LockState,
+  PassedOn,
+  Place,
+  Release,
+  Renewal,
+  Verdict,
+} from './lock-replies.js';
 import { commitRecord } from './script-parts.js';
 import type { Script } from './script-parts.js';
-import { NotSentError, unavailable } from './script-runner.js';
+import { unavailable } from './script-runner.js';
 import { bySlot } from './servers.js';
 import type { Servers } from './servers.js';
 
-/** A wish to wait: for how many ms the place may be needed, and how many waiters there may be. */
-export interface Place {
-  /** '0' at first, then what the last answer said. */
-  readonly ticket: string;
-  readonly neededFor: number;
-  readonly maxWaiters: number;
-}
-
-export type AcquireReply =
-  | {
-      readonly granted: true;
-      readonly fencingTokens: readonly number[];
-      readonly placeLost: boolean;
-      /** Waiters of this client that come next, where the claim had a place in line. */
-      readonly run: readonly string[];
-    }
-  | {
-      readonly granted: false;
-      /** The place was not there any more: those of other waiters of this client may be gone as well. */
-      readonly placeLost: boolean;
-      /** ms the holder's lease has left, where it has an end. */
-      readonly retryAfter: number | undefined;
-      /** The place in the queue, if one was asked for; undefined when all are taken. */
-      readonly ticket: string | undefined;
-      /** Who comes right before a new place: the token of the last one in line, or 'ours', a holder of this client. */
-      readonly before: string | undefined;
-    };
-
-/** A lock that is held, as an operator sees it. */
-export interface LockState {
-  readonly resource: string;
-  /** The token of the holder. */
-  readonly holder: string;
-  readonly fencingToken: number;
-  /** ms the lease has left without renewal; Infinity if somebody has set the key without an end. */
-  readonly ttl: number;
-  /** How many wait for it, of all processes. */
-  readonly waiters: number;
-}
-
-/** A waiter of this client that got the lock when another one gave it up. */
-export interface HandedOver {
-  readonly token: string;
-  readonly fencingToken: number;
-  /** Taken before the request was sent: its lease counts from there. */
-  readonly sent: Instant;
-  /** Those that come next, before any of other clients. */
-  readonly run: readonly string[];
-}
-
-/** What a release came to; 'unclear': it may have been ours, and released by the same request sent twice. */
-export type Release = 'released' | 'not ours' | 'unclear';
-
-/** What Redis says of a lock that was passed on here: what the release came to, and who comes next, see HandedOver. */
-export interface PassedOn {
-  readonly release: Release;
-  readonly run: readonly string[];
-}
-
-export type Renewal = 'renewed' | 'lost' | 'failed';
-
-/** What became of a commit whose reply is missing; 'gone': not applied, and it never will be. */
-export type Verdict = 'committed' | 'gone' | 'unknown';
-
-/** ms between two tries to give a grant back, doubled from the first to the second. */
-const FIRST_PAUSE = 50;
-const LAST_PAUSE = 1_000;
 /** ms a grant that nobody knows the ttl of is tried to be given back. */
 const LONGEST_GIVE_BACK = 60_000;
 
@@ -88,10 +31,8 @@ const LONGEST_GIVE_BACK = 60_000;
  */
 export class LockStore {
   readonly #servers: Servers;
-  readonly #commandTimeout: number;
   readonly #replicas: number;
-  readonly #closing = new AbortController();
-  readonly #giveBacks = new Set<Promise<void>>();
+  readonly #giveBacks: GiveBacks;
 
   /** Told of every local waiter that got a lock; false: nobody uses that token any more. */
   onHandOver: (handedOver: HandedOver) => boolean = () => false;
@@ -105,9 +46,8 @@ export class LockStore {
   /** @param replicas that have to confirm a grant before it counts */
   constructor(servers: Servers, commandTimeout: number, replicas: number) {
     this.#servers = servers;
-    this.#commandTimeout = commandTimeout;
     this.#replicas = replicas;
-    setMaxListeners(0, this.#closing.signal); // one for each give-back
+    this.#giveBacks = new GiveBacks(servers.runner, commandTimeout, (claim) => this.burn(claim));
   }
 
   /** Whether a grant counts only when Redis has been asked about it. */
@@ -376,15 +316,12 @@ export class LockStore {
    * @param reply of an acquire still under way; nothing is done when it turns out that there is nothing to undo.
    */
   giveBack(claim: Claim, lasts: number, reply?: Promise<AcquireReply>): void {
-    const work = this.#giveBack(claim, lasts, reply).finally(() => this.#giveBacks.delete(work));
-    this.#giveBacks.add(work);
+    this.#giveBacks.begin(claim, lasts, reply);
   }
 
   /** Lets the running give-backs have one more round trip, then stops them. */
-  async close(): Promise<void> {
-    const left = Promise.all(this.#giveBacks);
-    await within(this.#commandTimeout, left).catch(() => undefined); // their leases end by themselves
-    this.#closing.abort();
+  close(): Promise<void> {
+    return this.#giveBacks.close();
   }
 
   /** The claim in pieces whose keys can stand in one script: where there is no cluster, that is all of it. */
@@ -409,47 +346,4 @@ export class LockStore {
       throw error;
     }
   }
-
-  async #giveBack(claim: Claim, lasts: number, reply?: Promise<AcquireReply>): Promise<void> {
-    const nothing = await reply?.then(
-      (answer) => !answer.granted && answer.ticket === undefined,
-      (error: unknown) => error instanceof NotSentError,
-    );
-    if (nothing) return;
-    const end = performance.now() + lasts;
-    for (let delay = FIRST_PAUSE; performance.now() < end; delay = Math.min(2 * delay, LAST_PAUSE)) {
-      // In an outage only the connection is waited for, not one try after the other.
-      const ready = this.#servers.runner.ready();
-      if (ready) await Promise.race([ready, pause(end - performance.now(), this.#closing.signal)]);
-      if (this.#closing.signal.aborted) return;
-      try {
-        await this.burn(claim);
-        return;
-      } catch {
-        // Nobody is waiting for this: the next try, or the end of what it is about, mends it.
-        await pause(delay, this.#closing.signal);
-      }
-    }
-  }
-}
-
-function decodeRun(run: unknown): readonly string[] {
-  return run === undefined || run === '' ? [] : String(run).split(' ');
-}
-
-function decodeAcquire(reply: unknown, { keys }: Claim): AcquireReply {
-  const [granted, ...rest] = reply as (number | string)[];
-  if (Number(granted) === 1) {
-    const [lost, ...fencingTokens] = rest.slice(0, keys.length + 1).map(Number);
-    const run = decodeRun(rest[keys.length + 1]);
-    return { granted: true, fencingTokens, placeLost: lost === 1, run };
-  }
-  const [left = -1, ticket, lost, before] = rest;
-  return {
-    granted: false,
-    retryAfter: Number(left) >= 0 ? Number(left) : undefined,
-    ticket: ticket === undefined ? undefined : String(ticket),
-    placeLost: Number(lost) === 1,
-    before: before === undefined ? undefined : String(before),
-  };
 }

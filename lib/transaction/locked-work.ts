@@ -5,7 +5,7 @@ import type { Lease } from '../lock/lease.js';
 import type { WithLockOptions } from '../redis-lock.options.js';
 import { pause } from '../redis/deadline.js';
 import type { RedisClient } from '../redis/redis-client.js';
-import type { Release } from '../redis/lock-store.js';
+import type { Release } from '../redis/lock-replies.js';
 import type { GuardedCommit } from './guarded-commit.js';
 import type { LockContext } from './lock-context.js';
 import { LockScope, wasNothingApplied } from './lock-scope.js';

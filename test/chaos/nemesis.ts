@@ -3,7 +3,10 @@ import { Redis } from 'ioredis';
 import type { Member } from './crew.js';
 import { timeNow } from './history.js';
 import type { Fault } from './history.js';
-import type { Random } from './random.js';
+import { Random } from './random.js';
+
+/** About as many as there is time for. */
+const DEEDS_PER_ROUND = 9;
 
 /** What the nemesis can lay its hands on. */
 export interface Victims {
@@ -29,7 +32,7 @@ const DEEDS: Readonly<Record<string, Deed>> = {
   async SIGSTOP({ members }, random) {
     const member = random.pick(members());
     member.freeze();
-    await pause(random.between(100, 3_000));
+    await pause(random.between(500, 2_500));
     member.thaw();
   },
   async 'CLIENT KILL'(_, random, redis) {
@@ -61,7 +64,7 @@ const DEEDS: Readonly<Record<string, Deed>> = {
     await restartRedis();
   },
   async 'blocked event loop'({ members }, random) {
-    const ms = random.between(100, 1_800);
+    const ms = random.between(300, 1_800);
     random.pick(members()).give({ order: 'block', ms });
     await pause(ms);
   },
@@ -73,25 +76,37 @@ const DEEDS: Readonly<Record<string, Deed>> = {
   },
   async 'key deleted'({ resources, prefix }, random, redis) {
     const resource = random.pick(resources);
-    await redis.del(`${prefix}:{${resource}}`);
+    for (let times = 0; times < 30; times += 1) {
+      await redis.del(`${prefix}:{${resource}}`);
+      await pause(random.between(2, 25));
+    }
     return { resource };
   },
 };
 
-/** Does its deeds until the time is over. Quiet times are long enough for order to show. */
-export async function rage(victims: Victims, random: Random, until: number): Promise<Fault[]> {
+/** Long enough for order to show, which a fault disturbs for a while. */
+const QUIET = 4_500;
+
+/**
+ * Does its deeds until the time is over, after a quiet time. Each comes as often as any other, in an order that the seed
+ * decides, from where the round before has left off, more or less.
+ */
+export async function rage(victims: Victims, seed: number, round: number, until: number): Promise<Fault[]> {
   const faults: Fault[] = [];
   const redis = new Redis(victims.url, { disconnectTimeout: 0 });
   redis.on('error', () => undefined); // some of it is its own doing; its commands reject as well
+  const kinds = new Random(seed).shuffled(Object.keys(DEEDS));
+  const random = new Random(seed * 1_000 + round);
   try {
-    for (;;) {
-      await pause(random.next() < 0.3 ? 4_500 : random.between(50, 900));
-      if (timeNow() >= until) return faults;
-      const kind = random.pick(Object.keys(DEEDS));
+    await pause(QUIET);
+    for (let turn = round * DEEDS_PER_ROUND; timeNow() < until; turn += 1) {
+      const kind = kinds[turn % kinds.length] as string;
       const from = timeNow();
       const done = await (DEEDS[kind] as Deed)(victims, random, redis);
       faults.push({ kind, from, to: timeNow(), ...done });
+      await pause(random.between(20, 600));
     }
+    return faults;
   } finally {
     redis.disconnect();
   }

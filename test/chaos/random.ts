@@ -24,6 +24,11 @@ export class Random {
     return choices[this.between(0, choices.length - 1)] as T;
   }
 
+  shuffled<T>(all: readonly T[]): T[] {
+    const left = [...all];
+    return all.map(() => left.splice(this.between(0, left.length - 1), 1)[0] as T);
+  }
+
   /** One of the names, as often as its weight says. */
   weighted<Name extends string>(weights: Readonly<Record<Name, number>>): Name {
     const entries = Object.entries(weights) as [Name, number][];

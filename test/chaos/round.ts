@@ -80,7 +80,7 @@ export async function playRound(
       prefix,
     };
     const until = timeNow() + ms;
-    const faults = nemesis ? await rage(victims, random, until) : [];
+    const faults = nemesis ? await rage(victims, seed, number, until) : [];
     if (!nemesis) await new Promise((resolve) => setTimeout(resolve, ms));
     const endings = await Promise.all(crew.map((member) => member.end()));
     const killed = all.filter(({ isKilled }) => isKilled).map(({ name }) => `${name}.`);

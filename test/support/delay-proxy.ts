@@ -23,29 +23,38 @@ export async function startDelayProxy(target: string, ms = 0): Promise<DelayProx
     ] as const) {
       sockets.add(from);
       from.setNoDelay(true);
-      from.on('data', relay(to));
+      const { pass, end } = relay(to);
+      from.on('data', pass);
       from.on('error', () => from.destroy());
       from.on('close', () => {
         sockets.delete(from);
-        to.destroy();
+        end();
       });
     }
   });
-  /** Keeps the order, also when the delay gets shorter. */
+  /** Keeps the order, also when the delay gets shorter. What is under way arrives, also when its sender is gone by then. */
   const relay = (to: Socket) => {
+    let hasEnded = false;
     const underWay: { readonly data: Buffer; readonly due: number }[] = [];
-    const pass = () => {
+    const deliver = () => {
       for (let next = underWay[0]; next !== undefined; next = underWay[0]) {
         const left = next.due - performance.now();
-        if (left > 0) return void setTimeout(pass, Math.ceil(left)); // timers may be early
+        if (left > 0) return void setTimeout(deliver, Math.ceil(left)); // timers may be early
         underWay.shift();
         if (to.writable) to.write(next.data);
       }
+      if (hasEnded) to.end(() => to.destroy());
     };
-    return (data: Buffer) => {
-      if (delay === 0 && underWay.length === 0) return void to.write(data);
-      underWay.push({ data, due: Math.max(underWay.at(-1)?.due ?? 0, performance.now() + delay) });
-      if (underWay.length === 1) pass();
+    return {
+      pass(data: Buffer) {
+        if (delay === 0 && underWay.length === 0) return void to.write(data);
+        underWay.push({ data, due: Math.max(underWay.at(-1)?.due ?? 0, performance.now() + delay) });
+        if (underWay.length === 1) deliver();
+      },
+      end() {
+        hasEnded = true;
+        if (underWay.length === 0) deliver();
+      },
     };
   };
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));

@@ -1,0 +1,88 @@
+/** What the lock scripts are asked, and what they answer, as the library sees it. */
+import type { Instant } from './instant.js';
+import type { Claim } from './lock-keys.js';
+
+/** A wish to wait: for how many ms the place may be needed, and how many waiters there may be. */
+export interface Place {
+  /** '0' at first, then what the last answer said. */
+  readonly ticket: string;
+  readonly neededFor: number;
+  readonly maxWaiters: number;
+}
+
+export type AcquireReply =
+  | {
+      readonly granted: true;
+      readonly fencingTokens: readonly number[];
+      readonly placeLost: boolean;
+      /** Waiters of this client that come next, where the claim had a place in line. */
+      readonly run: readonly string[];
+    }
+  | {
+      readonly granted: false;
+      /** The place was not there any more: those of other waiters of this client may be gone as well. */
+      readonly placeLost: boolean;
+      /** ms the holder's lease has left, where it has an end. */
+      readonly retryAfter: number | undefined;
+      /** The place in the queue, if one was asked for; undefined when all are taken. */
+      readonly ticket: string | undefined;
+      /** Who comes right before a new place: the token of the last one in line, or 'ours', a holder of this client. */
+      readonly before: string | undefined;
+    };
+
+/** A lock that is held, as an operator sees it. */
+export interface LockState {
+  readonly resource: string;
+  /** The token of the holder. */
+  readonly holder: string;
+  readonly fencingToken: number;
+  /** ms the lease has left without renewal; Infinity if somebody has set the key without an end. */
+  readonly ttl: number;
+  /** How many wait for it, of all processes. */
+  readonly waiters: number;
+}
+
+/** A waiter of this client that got the lock when another one gave it up. */
+export interface HandedOver {
+  readonly token: string;
+  readonly fencingToken: number;
+  /** Taken before the request was sent: its lease counts from there. */
+  readonly sent: Instant;
+  /** Those that come next, before any of other clients. */
+  readonly run: readonly string[];
+}
+
+/** What a release came to; 'unclear': it may have been ours, and released by the same request sent twice. */
+export type Release = 'released' | 'not ours' | 'unclear';
+
+/** What Redis says of a lock that was passed on here: what the release came to, and who comes next, see HandedOver. */
+export interface PassedOn {
+  readonly release: Release;
+  readonly run: readonly string[];
+}
+
+export type Renewal = 'renewed' | 'lost' | 'failed';
+
+/** What became of a commit whose reply is missing; 'gone': not applied, and it never will be. */
+export type Verdict = 'committed' | 'gone' | 'unknown';
+
+export function decodeRun(run: unknown): readonly string[] {
+  return run === undefined || run === '' ? [] : String(run).split(' ');
+}
+
+export function decodeAcquire(reply: unknown, { keys }: Claim): AcquireReply {
+  const [granted, ...rest] = reply as (number | string)[];
+  if (Number(granted) === 1) {
+    const [lost, ...fencingTokens] = rest.slice(0, keys.length + 1).map(Number);
+    const run = decodeRun(rest[keys.length + 1]);
+    return { granted: true, fencingTokens, placeLost: lost === 1, run };
+  }
+  const [left = -1, ticket, lost, before] = rest;
+  return {
+    granted: false,
+    retryAfter: Number(left) >= 0 ? Number(left) : undefined,
+    ticket: ticket === undefined ? undefined : String(ticket),
+    placeLost: Number(lost) === 1,
+    before: before === undefined ? undefined : String(before),
+  };
+}
