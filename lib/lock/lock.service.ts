@@ -6,7 +6,7 @@ import type {
   OnModuleDestroy,
   OnModuleInit,
 } from '@nestjs/common';
-import { LockConfigurationError, LockNotAcquiredError, LockUnavailableError } from '../errors/lock.errors.js';
+import { LockConfigurationError, LockNotAcquiredError } from '../errors/lock.errors.js';
 import { checkAcquireOptions, checkWithLockOptions } from '../redis-lock.options.js';
 import type {
   AcquireOptions,
@@ -16,13 +16,13 @@ import type {
 } from '../redis-lock.options.js';
 import { Connections } from '../redis/connections.js';
 import { within } from '../redis/deadline.js';
-import { normaliseResources, resourceKeys, resourcesOf } from '../redis/lock-keys.js';
+import { normaliseResources, resourceKeys } from '../redis/lock-keys.js';
 import type { ResourceKeys } from '../redis/lock-keys.js';
 import { findLocks } from '../redis/lock-search.js';
 import { LockStore } from '../redis/lock-store.js';
 import type { LockState } from '../redis/lock-replies.js';
 import { GuardedCommit } from '../transaction/guarded-commit.js';
-import type { Grant, LockScope, Setting } from '../transaction/lock-scope.js';
+import type { LockScope, Setting } from '../transaction/lock-scope.js';
 import type { LockContext } from '../transaction/lock-context.js';
 import type { LockScopes } from '../transaction/lock-scopes.js';
 import type { LockTransaction } from '../transaction/lock-transaction.js';
@@ -31,9 +31,9 @@ import type { Retries, Work } from '../transaction/locked-work.js';
 import { takeTurns } from '../transaction/take-turns.js';
 import { Watch } from '../transaction/watch.js';
 import { Acquirer } from './acquirer.js';
+import { Granter } from './granter.js';
 import { HandOverWatch } from './hand-over-watch.js';
 import { InFlight } from './in-flight.js';
-import { Lease } from './lease.js';
 import { LeaseKeeper } from './lease-keeper.js';
 import { Lock } from './lock.js';
 import { Succession } from './succession.js';
@@ -56,15 +56,12 @@ export class LockService
   readonly #store: LockStore;
   readonly #keeper: LeaseKeeper;
   readonly #room: WaitingRoom;
-  readonly #succession: Succession;
   readonly #handOvers: HandOverWatch;
-  readonly #acquirer: Acquirer;
+  readonly #granter: Granter;
   readonly #scopes: LockScopes;
   readonly #work: LockedWork;
   readonly #logger = new Logger(LockService.name);
   readonly #running = new InFlight();
-  readonly #granting = new InFlight();
-  #refused: 'nothing' | 'outside of scopes' | 'everything' = 'nothing';
   #closed: Promise<void> | undefined;
   #lastKeys: { resource: string; slot: string | undefined; keys: readonly ResourceKeys[] } | undefined;
 
@@ -87,16 +84,23 @@ export class LockService
       this.#store,
       servers,
       commandTimeout,
-      (token) => this.#acquirer.isPending(token) || this.#keeper.has(token),
+      (token) => acquirer.isPending(token) || this.#keeper.has(token),
     );
-    this.#succession = new Succession(this.#store, this.#room, this.#keeper);
     this.#handOvers = new HandOverWatch(this.#store);
-    this.#acquirer = new Acquirer(
+    const acquirer = new Acquirer(
       this.#store,
       this.#room,
       this.#keeper,
       (ttl) => `${clientId}:${servers.sharded ? 's' : ''}${++sequence}:${ttl}`,
     );
+    const succession = new Succession(this.#store, this.#room, this.#keeper);
+    this.#granter = new Granter(options, {
+      store: this.#store,
+      keeper: this.#keeper,
+      acquirer,
+      succession,
+      isNested: () => scopes.innermostOpen !== undefined,
+    });
     this.#work = new LockedWork({
       service: this,
       keeper: this.#keeper,
@@ -247,7 +251,7 @@ export class LockService
 
   /** Called by Nest. Sends waiters away and refuses new locks, but for those that running work needs to end. */
   async onModuleDestroy(): Promise<void> {
-    if (this.#refused === 'nothing') this.#refused = 'outside of scopes';
+    this.#granter.refuse('outside of scopes');
     await this.#room.close(false);
   }
 
@@ -272,10 +276,10 @@ export class LockService
   }
 
   async #close(): Promise<void> {
-    this.#refused = 'everything';
+    this.#granter.refuse('everything');
     await this.#room.close(true);
     // What is granted from here on gives itself back; then nothing more can come, or it ends with its lease.
-    await within(this.#options.commandTimeout, this.#granting.drained()).catch(() => undefined);
+    await within(this.#options.commandTimeout, this.#granter.drained()).catch(() => undefined);
     await Promise.all([...this.#keeper.leases].map((lease) => this.#keeper.revoke(lease)));
     this.#keeper.close();
     this.#handOvers.close();
@@ -307,7 +311,7 @@ export class LockService
     const { grants, missing } = this.#scopes.held(this, this.#keysOf(resource, options.slot));
     const [grant] = grants;
     if (missing.length === 0 && grant) return Lock.of(grant.lease, this.#keeper, true);
-    return (await this.#grant(missing, options)).lock;
+    return (await this.#granter.grant(missing, options)).lock;
   }
 
   /** Takes its turn in the scopes that have what it wants, and joins them, or takes what is missing. */
@@ -344,72 +348,17 @@ export class LockService
     work: Work<T>,
     retries: Retries,
   ): Promise<T> {
-    let grant = await this.#grant(missing, options);
+    let grant = await this.#granter.grant(missing, options);
     for (; ; retries.left -= 1) {
       const outcome = await this.#work.run(grant, setting, work, options, retries);
       if ('result' in outcome) return outcome.result;
       const isOuterLost = setting.borrowed.some(({ lease }) => lease.remaining <= 0);
       if (retries.left <= 0 || isOuterLost) throw outcome.refused;
       try {
-        grant = await this.#grant(missing, options);
+        grant = await this.#granter.grant(missing, options);
       } catch {
         throw outcome.refused; // the caller had the lock, and lost it: that is the news
       }
-    }
-  }
-
-  async #grant(keys: readonly ResourceKeys[], options: AcquireOptions): Promise<Grant> {
-    this.#granting.begin();
-    try {
-      const { signal, minHold = 0 } = options;
-      const nested = this.#scopes.innermostOpen !== undefined;
-      this.#assertWanted(keys, signal, nested);
-      const ttl = options.ttl ?? this.#options.ttl;
-      const wait = options.wait ?? this.#options.wait;
-      const autoExtend = options.autoExtend ?? this.#options.autoExtend;
-      const maxHold = options.maxHold ?? this.#options.maxHold;
-      const { maxWaiters } = this.#options;
-      const until = performance.now() + wait;
-      const patience = { until, maxWaiters, signal, nested, beginsAtOnce: true };
-      const granted = await this.#acquirer.acquire(keys, ttl, wait > 0 ? patience : undefined);
-      const { claim, fencingTokens, acquired, inheritance } = granted;
-      const lease = new Lease(claim.token, keys, fencingTokens, {
-        acquired,
-        ttl,
-        autoExtend,
-        maxHold,
-        minHold,
-        inheritance,
-      });
-      try {
-        this.#assertWanted(keys, signal, nested);
-        if (lease.remaining <= 0) {
-          throw new LockUnavailableError(`The lease of ${ttl} ms was over before Redis' answer was there`, {
-            resources: resourcesOf(keys),
-          });
-        }
-      } catch (error) {
-        this.#acquirer.begun(lease.token);
-        this.#store.giveBack(lease, ttl);
-        throw error;
-      }
-      const lock = Lock.of(lease, this.#keeper);
-      this.#keeper.keep(lease);
-      this.#acquirer.begun(lease.token);
-      if (inheritance) void this.#succession.follow(lease, inheritance);
-      return { lease, lock };
-    } finally {
-      this.#granting.end();
-    }
-  }
-
-  /** @throws LockNotAcquiredError when the application closes, or the caller has aborted */
-  #assertWanted(keys: readonly ResourceKeys[], signal: AbortSignal | undefined, nested: boolean): void {
-    if (this.#refused === 'everything' || (this.#refused === 'outside of scopes' && !nested)) {
-      throw new LockNotAcquiredError('shutdown', { resources: resourcesOf(keys) });
-    }
-    if (signal?.aborted) {
-      throw new LockNotAcquiredError('aborted', { resources: resourcesOf(keys), cause: signal.reason });
     }
   }
 }
