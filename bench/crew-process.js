@@ -2,12 +2,13 @@
 import { crew } from './crew.js';
 import { subjects } from './subjects.js';
 
-const [url, name, resource, workers, seconds] = process.argv.slice(2);
+const { url, name, resource, workers, seconds, sectionMs } = JSON.parse(process.argv[2]);
+const work = sectionMs ? () => new Promise((resolve) => setTimeout(resolve, sectionMs)) : undefined;
 const subject = await subjects[name].start(url);
-await crew(subject, `${resource}:warm-up:${process.pid}`, 1, 0.2);
+await crew(subject, { resource: `warm-up:${process.pid}`, workers: 1, seconds: 0.2 });
 process.send('ready');
 process.once('message', async () => {
-  const result = await crew(subject, resource, Number(workers), Number(seconds));
+  const result = await crew(subject, { resource, workers, seconds, work });
   process.send(result, async () => {
     await subject.close();
     process.disconnect();

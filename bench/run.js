@@ -1,62 +1,96 @@
-/** `npm run bench [-- --seconds N]`: measures the scenarios one after the other, each subject in turn. */
-import { provideRedis } from '../sample-app/dist/test/support/redis/provide-redis.js';
-import { fourProcesses, oneProcess } from './scenarios/hot-key.js';
-import { commit } from './scenarios/commit.js';
-import { decorator } from './scenarios/decorator.js';
-import { leases, waiters } from './scenarios/many.js';
+/**
+ * `npm run bench [-- --seconds N] [--rounds N] [--json FILE] [--chart FILE] [--only WORDS]`: measures the scenarios one after
+ * the other, the subjects of each in turn, several times; shows medians, and how far the rounds lie apart.
+ */
+import { writeFileSync } from 'node:fs';
+import { parseArgs } from 'node:util';
+import { provideRedis } from '../test/chaos/dist/test/support/redis/provide-redis.js';
+import { startDelayProxy } from '../test/chaos/dist/test/support/delay-proxy.js';
+import { drawChart } from './chart.js';
+import { commits } from './scenarios/commit.js';
+import { decorators } from './scenarios/decorator.js';
+import { idleWaiters, leases, waiters } from './scenarios/many.js';
+import { sections } from './scenarios/sections.js';
 import { subjects } from './subjects.js';
 
-const flag = process.argv.indexOf('--seconds');
-const seconds = flag === -1 ? 3 : Number(process.argv[flag + 1]);
-const ROUNDS = 3;
+const { values } = parseArgs({
+  options: {
+    seconds: { type: 'string', default: '1.5' },
+    rounds: { type: 'string', default: '5' },
+    json: { type: 'string' },
+    chart: { type: 'string' },
+    only: { type: 'string', default: '' },
+  },
+});
+const [seconds, rounds] = [Number(values.seconds), Number(values.rounds)];
+const NAMES = {
+  ...Object.fromEntries(Object.entries(subjects).map(([key, { name }]) => [key, name])),
+  service: 'locks.withLock',
+};
+const lines = [];
+const say = (words) => process.stderr.write(`${words}\n`);
+const isWanted = (title) => title.includes(values.only);
 
-const redis = await provideRedis();
+const redis = await provideRedis({ private: true });
+const slow = await startDelayProxy(redis.url, 1);
 try {
   // First, for memory is measured against what this process has used before.
-  process.stderr.write('10,000 waiters\n');
-  console.log('10,000 waiters in a process ', JSON.stringify(await waiters(redis.url)));
-  for (const { title, measure } of [oneProcess, fourProcesses]) {
-    const rounds = { byHand: [], ours: [] };
-    for (let round = 0; round < ROUNDS; round += 1) {
-      for (const name of Object.keys(rounds)) {
-        process.stderr.write(`${title}: ${subjects[name].name}, round ${round + 1} of ${ROUNDS}\n`);
-        rounds[name].push(await measure(redis.url, name, seconds));
-      }
-    }
-    console.log(`\n${title}`);
-    console.log('                                sections/s   fairness   p50 wait   worst wait');
-    for (const [name, results] of Object.entries(rounds)) {
-      const { perSecond, fairness, p50, worst } = medians(results);
-      console.log(
-        `  ${subjects[name].name.padEnd(28)}${perSecond.toFixed(0).padStart(12)}${fairness.toFixed(3).padStart(11)}` +
-          `${`${p50.toFixed(1)} ms`.padStart(11)}${`${worst.toFixed(0)} ms`.padStart(13)}`,
-      );
-    }
-    const ratio = medians(rounds.ours).perSecond / medians(rounds.byHand).perSecond;
-    console.log(`  ratio of sections/s: ${ratio.toFixed(2)}\n`);
-  }
-  process.stderr.write('lock, three commands, release\n');
-  for (const [callers, calls] of [
-    [1, 2_000],
-    [64, 150],
+  for (const [title, measure] of [
+    ['10,000 waiters in a process', waiters],
+    ['10,000 leases in a process', leases],
+    ['100 idle waiters', idleWaiters],
   ]) {
-    console.log('lock + 3 commands + release ', JSON.stringify(await commit(redis.url, callers, calls)));
+    if (!isWanted(title)) continue;
+    say(title);
+    const result = await measure(redis.url);
+    lines.push({ scenario: title, subject: NAMES.ours, ...result });
+    console.log(`${title}: ${JSON.stringify(result)}`);
   }
-  process.stderr.write('decorator and service\n');
-  for (const [callers, calls] of [
-    [1, 1_000],
-    [64, 60],
-  ]) {
-    console.log('decorator over service      ', JSON.stringify(await decorator(redis.url, callers, calls)));
+  for (const scenario of [...sections, ...commits, ...decorators]) {
+    if (isWanted(scenario.title)) await compare(scenario);
   }
-  process.stderr.write('10,000 leases\n');
-  console.log('10,000 leases in a process  ', JSON.stringify(await leases(redis.url)));
 } finally {
+  await slow.close();
   await redis.stop();
+}
+if (values.json) writeFileSync(values.json, lines.map((line) => `${JSON.stringify(line)}\n`).join(''));
+if (values.chart) writeFileSync(values.chart, drawChart(lines));
+
+async function compare({ title, who, delayed, measure }) {
+  const results = Object.fromEntries(who.map((name) => [name, []]));
+  for (let round = 0; round < rounds; round += 1) {
+    say(`${title}: round ${round + 1} of ${rounds}`);
+    // Whoever comes first in a round comes last in the next.
+    for (const name of round % 2 ? [...who].reverse() : who) {
+      results[name].push(await measure(delayed ? slow.url : redis.url, name, seconds));
+    }
+  }
+  console.log(`\n${title}`);
+  console.log(`  ${''.padEnd(26)}  sections/s  of the first    spread   fairness   p50 ms   p99 ms   max ms`);
+  for (const name of who) {
+    const middle = medians(results[name]);
+    // Round by round, for the machine is not equally fast in all of them.
+    const ratios = results[name].map((each, i) => each.opsPerSecond / results[who[0]][i].opsPerSecond);
+    const ratio = median(ratios);
+    const spread = `${Math.min(...ratios).toFixed(2)}-${Math.max(...ratios).toFixed(2)}`;
+    const cells = [
+      middle.opsPerSecond.toFixed(0).padStart(10),
+      ratio.toFixed(2).padStart(12),
+      spread.padStart(9),
+      middle.fairness.toFixed(3).padStart(10),
+      ...['p50', 'p99', 'max'].map((key) => middle[key].toFixed(2).padStart(8)),
+    ];
+    console.log(`  ${NAMES[name].padEnd(26)}  ${cells.join(' ')}`);
+    lines.push({ scenario: title, subject: NAMES[name], ...middle, ratio, spread });
+  }
 }
 
 function medians(results) {
-  const median = (key) =>
-    results.map((result) => result[key]).sort((a, b) => a - b)[Math.floor(results.length / 2)];
-  return Object.fromEntries(Object.keys(results[0]).map((key) => [key, median(key)]));
+  return Object.fromEntries(
+    Object.keys(results[0]).map((key) => [key, median(results.map((result) => result[key]))]),
+  );
+}
+
+function median(numbers) {
+  return [...numbers].sort((a, b) => a - b)[Math.floor(numbers.length / 2)];
 }

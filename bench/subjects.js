@@ -1,26 +1,27 @@
 /**
  * What is compared, behind one shape: `start(url)` answers with `section(resource, work)`, which runs the work under
- * a lock and waits for that as long as it takes, and `close()`.
+ * a lock and waits for that as long as it takes, and `close()`. All have a ttl of 10 s; who polls does so every 5 ms.
  */
 import { randomUUID } from 'node:crypto';
 import 'reflect-metadata';
 import { Module } from '@nestjs/common';
 import { NestFactory } from '@nestjs/core';
+import { Redlock as SesamecareRedlock } from '@sesamecare-oss/redlock';
 import { Redis } from 'ioredis';
-import { LockService, RedisLockModule } from 'nestjs-redis-lock';
+import { createClient } from 'redis';
+import Redlock from 'redlock';
+import { createLock, IoredisAdapter } from 'redlock-universal';
+import { lock as lockMutex } from 'simple-redis-mutex';
+import { LockService, RedisLockModule } from '../dist/index.js';
 
-const TTL = 10_000;
+export const TTL = 10_000;
 const POLL = 5;
 
 /** SET NX in a loop, and a script that deletes the key if it still has our token: what people write themselves. */
 const byHand = {
-  name: 'SET NX, polling every 5 ms',
+  name: 'by hand, on ioredis',
   async start(url) {
-    const redis = new Redis(url);
-    redis.defineCommand('release', {
-      numberOfKeys: 1,
-      lua: "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0",
-    });
+    const redis = connectByHand(url);
     return {
       async section(resource, work) {
         const key = `byhand:{${resource}}`;
@@ -39,19 +40,113 @@ const byHand = {
   },
 };
 
+/** A client with the release script of hand-written locks. */
+export function connectByHand(url) {
+  const redis = new Redis(url);
+  redis.defineCommand('release', {
+    numberOfKeys: 1,
+    lua: "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0",
+  });
+  return redis;
+}
+
 /** This package. */
 const ours = {
   name: 'nestjs-redis-lock',
   async start(url) {
     const { app, locks } = await startLocks(url);
     return {
-      section: (resource, work) => locks.withLock(resource, { wait: Infinity }, work),
+      async section(resource, work) {
+        const lock = await locks.acquire(resource, { wait: Infinity });
+        try {
+          return await work();
+        } finally {
+          await lock.release();
+        }
+      },
       close: () => app.close(),
     };
   },
 };
 
-export const subjects = { byHand, ours };
+function redlock(name, Class) {
+  return {
+    name,
+    async start(url) {
+      const redis = new Redis(url);
+      const options = { retryCount: -1, retryDelay: POLL, retryJitter: 0 };
+      const locks = new Class([redis], options);
+      locks.on('error', () => undefined); // each attempt that is refused
+      return {
+        async section(resource, work) {
+          const lock = await locks.acquire([`redlock:{${resource}}`], TTL);
+          try {
+            return await work();
+          } finally {
+            await lock.release();
+          }
+        },
+        close: async () => redis.disconnect(),
+      };
+    },
+  };
+}
+
+const universal = {
+  name: 'redlock-universal',
+  async start(url) {
+    const redis = new Redis(url);
+    const adapter = new IoredisAdapter(redis);
+    return {
+      async section(resource, work) {
+        const lock = createLock({
+          adapter,
+          key: `universal:{${resource}}`,
+          ttl: TTL,
+          retryAttempts: 1_000_000,
+          retryDelay: POLL,
+        });
+        const handle = await lock.acquire();
+        try {
+          return await work();
+        } finally {
+          await lock.release(handle);
+        }
+      },
+      close: async () => redis.disconnect(),
+    };
+  },
+};
+
+const mutex = {
+  name: 'simple-redis-mutex',
+  async start(url) {
+    const redis = await createClient({ url }).connect();
+    return {
+      async section(resource, work) {
+        const release = await lockMutex(redis, `mutex:{${resource}}`, {
+          timeout: TTL,
+          pollingInterval: POLL,
+        });
+        try {
+          return await work();
+        } finally {
+          await release();
+        }
+      },
+      close: async () => redis.destroy(),
+    };
+  },
+};
+
+export const subjects = {
+  byHand,
+  ours,
+  redlock: redlock('redlock 5 beta', Redlock),
+  sesamecare: redlock('@sesamecare-oss/redlock', SesamecareRedlock),
+  universal,
+  mutex,
+};
 
 /** An application that has nothing but locks. */
 export async function startLocks(url, options = {}, providers = []) {

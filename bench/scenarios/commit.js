@@ -1,52 +1,55 @@
 /** Lock, three commands in a transaction, release: by hand in three round trips and unguarded, and as one guarded commit. */
 import { randomUUID } from 'node:crypto';
-import { Redis } from 'ioredis';
-import { startLocks } from '../subjects.js';
+import { crew, summary } from '../crew.js';
+import { connectByHand, startLocks, TTL } from '../subjects.js';
 
-const ROUNDS = 9;
-const TTL = 10_000;
+const queue = (multi, id) => multi.incr(`commit:a:${id}`).incr(`commit:b:${id}`).set(`commit:c:${id}`, id);
 
-/** @returns medians over rounds of both, in calls per second, and of their ratio */
-export async function commit(url, callers, calls) {
-  const redis = new Redis(url);
-  redis.defineCommand('release', {
-    numberOfKeys: 1,
-    lua: "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end return 0",
-  });
-  const { app, locks } = await startLocks(url);
-  const perSecond = async (call) => {
-    const start = performance.now();
-    await Promise.all(
-      Array.from({ length: callers }, async (_, caller) => {
-        for (let i = 0; i < calls; i += 1) await call(`${caller}`);
-      }),
-    );
-    return (callers * calls * 1_000) / (performance.now() - start);
+/** Each as a subject whose sections do everything themselves. */
+const subjects = {
+  async byHand(url) {
+    const redis = connectByHand(url);
+    return {
+      async section(id, entered) {
+        const token = randomUUID();
+        if ((await redis.set(`byhand:{${id}}`, token, 'PX', TTL, 'NX')) === null) throw new Error('busy');
+        try {
+          entered();
+          await queue(redis.multi(), id).exec();
+        } finally {
+          await redis.release(`byhand:{${id}}`, token);
+        }
+      },
+      close: async () => redis.disconnect(),
+    };
+  },
+  async ours(url) {
+    const { app, locks } = await startLocks(url);
+    return {
+      section: (id, entered) =>
+        locks.withLock(id, ({ multi }) => {
+          entered();
+          queue(multi, id);
+        }),
+      close: () => app.close(),
+    };
+  },
+};
+
+function commit(workers, delayed) {
+  return {
+    title: `lock, three commands, release, ${workers} callers${delayed ? ', 1 ms of network each way' : ''}`,
+    who: ['byHand', 'ours'],
+    delayed,
+    async measure(url, name, seconds) {
+      const subject = await subjects[name](url);
+      const task = { resource: 'commit', workers, apart: true };
+      await crew(subject, { ...task, seconds: 0.3 });
+      const result = await crew(subject, { ...task, seconds });
+      await subject.close();
+      return summary([result]);
+    },
   };
-  const queue = (multi, id) => multi.incr(`commit:a:${id}`).incr(`commit:b:${id}`).set(`commit:c:${id}`, id);
-  const byHand = () =>
-    perSecond(async (id) => {
-      const token = randomUUID();
-      if ((await redis.set(`byhand:{${id}}`, token, 'PX', TTL, 'NX')) === null) throw new Error('busy');
-      try {
-        await queue(redis.multi(), id).exec();
-      } finally {
-        await redis.release(`byhand:{${id}}`, token);
-      }
-    });
-  const ours = () => perSecond((id) => locks.withLock(`commit:${id}`, ({ multi }) => queue(multi, id)));
-  await byHand();
-  await ours();
-  const rounds = [];
-  for (let round = 0; round < ROUNDS; round += 1) {
-    // Whoever comes first in a round comes second in the next.
-    const first = round % 2 ? await ours() : await byHand();
-    const second = round % 2 ? await byHand() : await ours();
-    const [hand, own] = round % 2 ? [second, first] : [first, second];
-    rounds.push({ hand, own, ratio: own / hand });
-  }
-  await app.close();
-  redis.disconnect();
-  const median = (name) => rounds.map((round) => round[name]).sort((a, b) => a - b)[Math.floor(ROUNDS / 2)];
-  return { callers, byHand: median('hand'), ours: median('own'), oursOverByHand: median('ratio') };
 }
+
+export const commits = [commit(1, false), commit(64, false), commit(1, true)];

@@ -5,6 +5,30 @@ import { startLocks } from '../subjects.js';
 
 const MANY = 10_000;
 
+/** What 100 that wait for one lock have Redis do: commands per second, the ones that ask for that left out. */
+export async function idleWaiters(url) {
+  const { app, locks } = await startLocks(url);
+  const redis = new Redis(url);
+  const commands = async () =>
+    Number(/total_commands_processed:(\d+)/.exec(await redis.info('stats'))?.[1] ?? 0);
+  const held = await locks.acquire('idle');
+  const abort = new AbortController();
+  const waiting = Array.from({ length: 100 }, () =>
+    locks.acquire('idle', { wait: Infinity, signal: abort.signal }).catch(() => undefined),
+  );
+  while ((await redis.zcard('lock:queue:{idle}')) < 100);
+  const seconds = 10;
+  const before = await commands();
+  await new Promise((resolve) => setTimeout(resolve, seconds * 1_000));
+  const perSecond = ((await commands()) - before - 1) / seconds;
+  abort.abort();
+  await Promise.all(waiting);
+  await held.release();
+  await app.close();
+  redis.disconnect();
+  return { waiters: 100, commandsPerSecond: perSecond };
+}
+
 /** How many round trips their renewal takes in each period of a third of the ttl, and how long the loop stands still. */
 export async function leases(url) {
   const ttl = 6_000;
