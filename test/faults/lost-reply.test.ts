@@ -10,13 +10,18 @@ import { sharedRedisUrl } from '../support/redis/test-redis.js';
 describe('a reply that is lost', () => {
   let proxy: CountingProxy;
   let one: LockApplication;
+  let another: LockApplication;
+  const other = () => another.locks;
 
   beforeEach(async () => {
     proxy = await startCountingProxy(sharedRedisUrl());
     one = await startLocks({ url: sharedRedisUrl(), connection: proxy.url, commandTimeout: 600 });
+    another = await startLocks({ keyPrefix: one.prefix });
   });
   afterEach(async () => {
     proxy.passReplies();
+    await another.app.close();
+    another.redis.disconnect();
     await one.close();
     await proxy.close();
   });
@@ -41,6 +46,33 @@ describe('a reply that is lost', () => {
     expect(await isFree('orphan')).toBe(false);
     proxy.passReplies();
     await eventually(() => isFree('orphan'), 1_000);
+  });
+
+  it('to a wish to wait leaves no place behind, however late it is', async () => {
+    await using _held = await other().acquire('late-place', { ttl: 5_000 });
+    await (await one.locks.acquire('warm', { wait: 1_000 })).release();
+    proxy.holdReplies();
+    await expect(one.locks.acquire('late-place', { wait: 5_000 })).rejects.toBeInstanceOf(
+      LockUnavailableError,
+    );
+    proxy.passReplies();
+    await one.locks.inspect('late-place'); // Redis is to be had again
+    await eventually(async () => (await one.redis.zcard(`${one.prefix}:queue:{late-place}`)) === 0, 2_000);
+  });
+
+  it('does not silence a service for ever: it makes new connections until one is answered', async () => {
+    await (await one.locks.acquire('warm')).release();
+    proxy.holdReplies();
+    proxy.reset();
+    await expect(one.locks.acquire('silence')).rejects.toBeInstanceOf(LockUnavailableError);
+    // The request, and then several connections on which nothing is answered either.
+    await eventually(() => proxy.roundTrips() >= 4, 8_000);
+    proxy.passReplies();
+    await eventually(async () => {
+      const lock = await one.locks.acquire('silence').catch(() => undefined);
+      await lock?.release();
+      return lock !== undefined;
+    });
   });
 
   it('to a release does not hide the result, and the lock is free', async () => {
