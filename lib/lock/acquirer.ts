@@ -4,8 +4,8 @@ import type { Instant } from '../redis/instant.js';
 import type { Claim, ResourceKeys } from '../redis/lock-keys.js';
 import type { LockStore } from '../redis/lock-store.js';
 import { Lease } from './lease.js';
+import type { Inheritance } from './lease.js';
 import type { LeaseKeeper } from './lease-keeper.js';
-import type { Inheritance } from './succession.js';
 import type { Patience } from './waiter.js';
 import type { WaitingRoom } from './waiting-room.js';
 

@@ -1,13 +1,25 @@
 import { elapsedSince } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
 import type { Claim, ResourceKeys } from '../redis/lock-keys.js';
-import type { Release } from '../redis/lock-replies.js';
-import type { Inheritance } from './succession.js';
+import type { PassedOn, Release } from '../redis/lock-replies.js';
 
 /** What is counted on of a ttl, for clocks that do not go alike. */
 const DRIFT = 0.99;
 
 export type LeaseState = 'held' | 'lost' | 'released';
+
+/** What a lease has from the one before it, until Redis has heard of it. */
+export interface Inheritance {
+  /** Since when a lease of its ttl would have to last to end when the one before it does. */
+  readonly measuredFrom: Instant;
+  /** Holders before it, the latest first, one of which Redis takes for the owner. */
+  readonly predecessors: readonly string[];
+  /** When Redis was told, and what it answers. */
+  readonly sent: Instant;
+  readonly told: Promise<PassedOn>;
+  /** The lease that came of it. */
+  heir?: Lease;
+}
 
 /** What a lease was taken for. Times are in ms. */
 export interface LeaseTerms {

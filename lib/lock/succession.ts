@@ -4,26 +4,13 @@ import type { Instant } from '../redis/instant.js';
 import type { LockStore } from '../redis/lock-store.js';
 import type { PassedOn, Release } from '../redis/lock-replies.js';
 import { MAX_UNHEARD } from '../redis/script-parts.js';
-import type { Lease } from './lease.js';
+import type { Inheritance, Lease } from './lease.js';
 import type { LeaseKeeper } from './lease-keeper.js';
 import type { Waiter } from './waiter.js';
 import type { WaitingRoom } from './waiting-room.js';
 
 /** ms until Redis is told again of a lock that was passed on. */
 const RETRY_PAUSE = 50;
-
-/** What a lease has from the one before it, until Redis has heard of it. */
-export interface Inheritance {
-  /** Since when a lease of its ttl would have to last to end when the one before it does. */
-  readonly measuredFrom: Instant;
-  /** Holders before it, the latest first, one of which Redis takes for the owner. */
-  readonly predecessors: readonly string[];
-  /** When Redis was told, and what it answers. */
-  readonly sent: Instant;
-  readonly told: Promise<PassedOn>;
-  /** The lease that came of it. */
-  heir?: Lease;
-}
 
 /**
  * Passes a lock on inside of this process without waiting for Redis. As long as the holder's lease lasts, nobody else

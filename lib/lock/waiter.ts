@@ -1,6 +1,6 @@
 import type { Instant } from '../redis/instant.js';
 import type { Claim } from '../redis/lock-keys.js';
-import type { Inheritance } from './succession.js';
+import type { Inheritance } from './lease.js';
 
 /** How long somebody is ready to wait, and how many may. */
 export interface Patience {

@@ -4,6 +4,7 @@ import type { Cluster, Redis, RedisOptions } from 'ioredis';
 import { LockUnavailableError } from '../errors/lock.errors.js';
 import { ClusterRunner } from './cluster-runner.js';
 import { pause, within } from './deadline.js';
+import { ListenedLines } from './listened-lines.js';
 import { isSharded } from './lock-keys.js';
 import type { Claim, ResourceKeys } from './lock-keys.js';
 import { Server } from './server.js';
@@ -33,10 +34,7 @@ export class ClusterServers implements Servers {
   #lostConnections = 0;
   #looking: Promise<void> | undefined;
   #lookedAt = -Infinity;
-  /** What is listened to for each line that somebody of this service waits in, by owner key and name. */
-  readonly #lines = new Map<string, Map<string, Channel>>();
-  /** In how many lines each channel is listened to: those of one slot share it. */
-  readonly #listening = new Map<string, number>();
+  readonly #lines = new ListenedLines();
   /** A subscription was ended by its server: waiters have to be followed, whatever the client knows of slots. */
   #hasMoved = false;
   /** Servers whose connection for scripts is down. */
@@ -118,27 +116,16 @@ export class ClusterServers implements Servers {
     const [first] = keys;
     if (!first) return undefined;
     const channel = this.#channelOf(first, token);
-    const channels = this.#lines.get(first.owner) ?? new Map<string, Channel>();
-    this.#lines.set(first.owner, channels);
-    if (!channels.has(channel.name)) {
-      channels.set(channel.name, channel);
-      this.#listening.set(channel.name, (this.#listening.get(channel.name) ?? 0) + 1);
-    }
+    this.#lines.add(first.owner, channel);
     const server = this.knownFor(first.owner);
     if (server && server.wakeUps.listen(channel) === undefined) return undefined;
     return this.#subscribedLater(first, channel);
   }
 
   unsubscribed({ owner }: ResourceKeys): void {
-    const channels = this.#lines.get(owner);
-    this.#lines.delete(owner);
-    for (const { name, sharded } of channels?.values() ?? []) {
-      const others = (this.#listening.get(name) ?? 1) - 1;
-      if (others > 0) this.#listening.set(name, others);
-      else this.#listening.delete(name);
+    for (const { name, sharded } of this.#lines.delete(owner)) {
       // The one for all lines of a server stays.
-      if (others > 0 || !sharded) continue;
-      for (const { wakeUps } of this.#servers.values()) wakeUps.leave(name);
+      if (sharded) for (const { wakeUps } of this.#servers.values()) wakeUps.leave(name);
     }
   }
 
@@ -284,14 +271,14 @@ export class ClusterServers implements Servers {
   /** Listens where the lines are now. Never rejects: whoever waits asks in any case, and is told. */
   async #follow(): Promise<void> {
     const places = new Map<Server, Set<string>>();
-    const listened = [...this.#lines].map(async ([owner, channels]) => {
+    const listened = this.#lines.all().map(async ([owner, channels]) => {
       try {
         const server = this.#find(owner);
         if (!server) return;
         const names = places.get(server) ?? new Set();
         places.set(server, names);
-        for (const name of channels.keys()) names.add(name);
-        await Promise.all([...channels.values()].map((channel) => server.wakeUps.listen(channel)));
+        for (const { name } of channels) names.add(name);
+        await Promise.all(channels.map((channel) => server.wakeUps.listen(channel)));
       } catch (error) {
         // The server is not to be had at the moment, or the slot has moved on.
         if (error instanceof Error && isElsewhere(error)) this.#lookForMoved();
