@@ -143,10 +143,19 @@ export async function sendCommit(
   } else {
     results = await send(transaction);
   }
+  hideArguments(results);
   const answer = read(results, keep, late);
   // Without MULTI the barrier may still block the connection.
   if (answer.outcome === 'unanswered' || results[MULTI_AT]?.[0]) drop(redis);
   return answer;
+}
+
+/** ioredis notes with an error what the command was given: values of users, which have no place in a log. */
+function hideArguments(results: readonly Result[]): void {
+  for (const [error] of results) {
+    const { command } = (error ?? {}) as { command?: { args?: unknown } };
+    if (command) delete command.args;
+  }
 }
 
 function namesOf({ claim, alsoHeld }: CommitRequest) {

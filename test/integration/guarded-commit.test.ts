@@ -1,3 +1,4 @@
+import { inspect } from 'node:util';
 import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
 import {
   LockLostError,
@@ -244,6 +245,22 @@ describe('work under a lock', () => {
     });
     expect(await data('arity')).toBeNull();
     expect(await one.redis.exists(ownerKey('arity'))).toBe(0);
+  });
+
+  it('shows no values of its commands in errors', async () => {
+    const work = one.locks.withLock('values', ({ multi }) => {
+      multi.call('incr', one.key('values'), 'not to be logged'); // one argument too many
+    });
+    const error = await work.catch((refused: unknown) => refused);
+    expect(error).toBeInstanceOf(LockTransactionError);
+    expect(inspect(error, { depth: 20, showHidden: true })).not.toContain('not to be logged');
+    await one.redis.set(one.key('text'), 'text');
+    const failing = one.locks.withLock('values', ({ multi }) =>
+      multi.lpush(one.key('text'), 'not to be logged'),
+    );
+    const failed = await failing.catch((reported: unknown) => reported);
+    expect(failed).toBeInstanceOf(LockTransactionError);
+    expect(inspect(failed, { depth: 20, showHidden: true })).not.toContain('not to be logged');
   });
 
   it('can commit in between and keep the lock, and tells its listeners once for each commit', async () => {
