@@ -163,7 +163,8 @@ export class ScriptRunner implements Runner {
   async scan(cursor: string, pattern: string, count: number): Promise<[next: string, keys: string[]]> {
     const found = (async () => {
       if (this.#client.status !== 'ready') await this.#whenReady(wantedFor(this.#commandTimeout));
-      return this.#client.scan(cursor, 'MATCH', pattern, 'COUNT', count, 'TYPE', 'string');
+      const reply = this.#client.scan(cursor, 'MATCH', pattern, 'COUNT', count, 'TYPE', 'string');
+      return this.#untilClosed(reply);
     })();
     return this.bounded(found, []);
   }
@@ -176,7 +177,7 @@ export class ScriptRunner implements Runner {
     for (const end of this.#unanswered) end();
   }
 
-  #untilClosed(reply: Promise<unknown>): Promise<unknown> {
+  #untilClosed<T>(reply: Promise<T>): Promise<T> {
     return new Promise((resolve, reject) => {
       const end = () => reject(new Error('The connection to Redis was closed before there was an answer'));
       this.#unanswered.add(end);
