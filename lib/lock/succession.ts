@@ -51,9 +51,9 @@ export class Succession {
       const passedOn = await within(lease.ttl / 3, told).catch(() => undefined);
       if (passedOn) return passedOn;
       await pause(RETRY_PAUSE);
-      // A release names all tokens there are, unless it is put off by a minHold.
-      const isNeeded = lease.state === 'held' ? lease.remaining > 0 : lease.minHoldLeft > 0;
-      if (!isNeeded || lease.state === 'lost') return undefined;
+      // A release names all tokens there are, unless it is put off by a minHold: then the keeper still has the lease.
+      if (!this.#keeper.has(lease.token) || (lease.state === 'held' && lease.remaining <= 0))
+        return undefined;
     }
   }
 
