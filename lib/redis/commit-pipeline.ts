@@ -3,6 +3,7 @@ import { DeadlineError, within } from './deadline.js';
 import { GUARD, SAME_KEYS } from './commit-scripts.js';
 import { triples } from './lock-keys.js';
 import type { Claim } from './lock-keys.js';
+import { decodeRelease } from './lock-replies.js';
 import { RELEASE } from './lock-scripts.js';
 import { isReply } from './redis-client.js';
 import { commitRecord } from './script-parts.js';
@@ -108,7 +109,7 @@ export async function sendCommit(
   transaction.hset(fence, field, record);
   if (!keep) {
     const all = triples(claim.keys);
-    transaction.evalsha(RELEASE.sha, all.length, ...all, all.length, claim.token, '');
+    transaction.evalsha(RELEASE.sha, all.length, ...all, claim.token, '');
   }
   for (const { method, args } of commands) {
     (transaction as unknown as Record<string, (...args: readonly unknown[]) => unknown>)[method]?.(...args);
@@ -197,7 +198,8 @@ function read(results: readonly Result[], keep: boolean, late: Error | undefined
       return { outcome: 'unguarded', replies, error: watchError ?? guardError ?? undefined };
     const answers: unknown = keep ? undefined : exec[OWN_COMMANDS];
     const released: unknown = Array.isArray(answers) ? answers[0] : undefined;
-    const handedOver = Array.isArray(released) ? (released.slice(1) as (string | number)[]) : undefined;
+    const handedOver =
+      released === undefined || released instanceof Error ? undefined : decodeRelease(released).handedOver;
     return { outcome: 'applied', replies, handedOver };
   }
   const queued = results.slice(FIRST_QUEUED_AT + own, -1);

@@ -70,7 +70,19 @@ export function decodeRun(run: unknown): readonly string[] {
   return run === undefined || run === '' ? [] : String(run).split(' ');
 }
 
+/** @returns how many resources were given up, and what handOver adds, see script-parts.ts */
+export function decodeRelease(reply: unknown): {
+  readonly released: number;
+  readonly handedOver: readonly (string | number)[];
+} {
+  if (!Array.isArray(reply)) return { released: Number(reply), handedOver: [] };
+  const [released, ...handedOver] = reply as (string | number)[];
+  return { released: Number(released), handedOver };
+}
+
 export function decodeAcquire(reply: unknown, { keys }: Claim): AcquireReply {
+  if (!Array.isArray(reply))
+    return { granted: true, fencingTokens: [Number(reply)], placeLost: false, run: [] };
   const [granted, ...rest] = reply as (number | string)[];
   if (Number(granted) === 1) {
     const [lost, ...fencingTokens] = rest.slice(0, keys.length + 1).map(Number);

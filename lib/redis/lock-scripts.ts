@@ -1,15 +1,16 @@
-import { GRANT, HAND_OVER, TOKEN, claimScript, script } from './script-parts.js';
+import { GRANT, HAND_OVER, RECORD, TOKEN, claimScript, script } from './script-parts.js';
 
 /**
  * Asks for all resources of a claim or none, for several claims at once; the only truth about who holds a lock.
  * Idempotent by token: asking again as the owner renews the lease and answers the same fencing token.
  *
- * KEYS    owner, queue, fence of each resource, claim by claim; a claim with a ticket has one resource only
+ * KEYS    owner, queue, fence of each resource, claim by claim
  * ARGV    of each claim:
- *         1 number of its KEYS, 2 token
- *         3 ticket: '' does not wait, '0' wants a place in the queue, any other keeps its place
- *         4 ms the place may be needed, 5 places there may be ('' any number)
+ *         1 token
+ *         2 '' does not wait; otherwise, for one resource only: `ticket`, '0' wants a place in the queue, any other keeps
+ *         its place; ` ms the place may be needed`; ` places there may be` or any number
  * Returns for each claim one of
+ *         fencing token, when nobody had or wanted its one resource
  *         {1, lost, fencing token, ..., run} in the order of KEYS; run: see handOver, if it had a ticket
  *         {0, ms the holder has left (-1: for ever), and if there is one: ticket, lost, before}
  *         {2, ms the holder has left} when all places are taken
@@ -21,12 +22,33 @@ import { GRANT, HAND_OVER, TOKEN, claimScript, script } from './script-parts.js'
  * first live one of them. A provisional owner that never came for it loses all the places of its client.
  */
 export const ACQUIRE = claimScript(
+  RECORD,
   GRANT,
+  `
+  -- Most locks are free and nobody waits for them: one look at all of a batch, and no more than it takes to grant them.
+  local replies, taken = {}, {}
+  if #KEYS == #ARGV / 2 * 3 then
+    local names = {}
+    for i = 1, #KEYS, 3 do names[#names + 1], names[#names + 2] = KEYS[i], KEYS[i + 1] end
+    local quiet = call('EXISTS', unpack(names)) == 0
+    local left = forEachClaim(2, replies, function(from, _, me, wish)
+      local owner, queue, fence = KEYS[from], KEYS[from + 1], KEYS[from + 2]
+      if taken[owner] or wish ~= '' and not string.find(wish, '^0 ') then return nil end
+      if not quiet and call('EXISTS', owner, queue) > 0 then return nil end
+      local is = known(fence)
+      if is[3] then return nil end -- there is somebody to clear away
+      taken[owner] = true
+      local number = grant(owner, fence, me, ttlOf(me), is)
+      return tonumber(number)
+    end)
+    if left == 0 then return replies end
+  end
+  `,
   HAND_OVER,
   `
-  return forEachClaim(5, function(from, to, me, ticket, neededFor, maxPlaces)
-    local lost = 0
-    if ticket ~= '' and ticket ~= '0' and call('GET', KEYS[from]) ~= me then
+  forEachClaim(2, replies, function(from, to, me, wish)
+    local lost, ticket, neededFor, maxPlaces = 0, string.match(wish, '^(%d+) (%d+) ?(%d*)$')
+    if ticket and ticket ~= '0' and call('GET', KEYS[from]) ~= me then
       lost = call('ZADD', KEYS[from + 1], 'NX', ticket, me)
     end
     local free = {}
@@ -40,16 +62,16 @@ export const ACQUIRE = claimScript(
       end
       if holder and holder ~= me then
         local left = call('PTTL', owner)
-        if ticket == '' then return {0, left} end
+        if not ticket then return {0, left} end
         local place = call('ZSCORE', queue, me)
         if place then ticket = place end
         local before
         if ticket == '0' then
           local places = call('ZCARD', queue)
           if maxPlaces ~= '' and places >= tonumber(maxPlaces) then return {2, left} end
-          local time, last = call('TIME'), call('ZRANGE', queue, -1, -1, 'WITHSCORES')
+          local last = call('ZRANGE', queue, -1, -1, 'WITHSCORES')
           before = last[1] or clientOf(holder) == clientOf(me) and 'ours' or nil
-          ticket = string.format('%.0f', math.max((tonumber(last[2]) or 0) + 1, time[1] * 1000000 + time[2]))
+          ticket = format(math.max((tonumber(last[2]) or 0) + 1, micros()))
           call('ZADD', queue, ticket, me)
         end
         if call('PTTL', queue) < tonumber(neededFor) then call('PEXPIRE', queue, neededFor) end
@@ -69,12 +91,13 @@ export const ACQUIRE = claimScript(
         local after = shorter and first(queue)
         if after and after ~= me then tell(owner, queue, after) end
       end
-      if ticket ~= '' then call('ZREM', queue, me) end
+      if ticket then call('ZREM', queue, me) end
       reply[#reply + 1] = number
     end
-    if ticket ~= '' and ticket ~= '0' then reply[#reply + 1] = run(KEYS[from + 1], clientOf(me)) end
+    if ticket and ticket ~= '0' then reply[#reply + 1] = run(KEYS[from + 1], clientOf(me)) end
     return reply
   end)
+  return replies
 `,
 );
 
@@ -83,21 +106,42 @@ export const ACQUIRE = claimScript(
  * as well.
  *
  * KEYS    owner, queue, fence of each resource, claim by claim
- * ARGV    of each claim: 1 number of its KEYS, 2 tokens, see giveUp, 3 the latest one's fencing token if there are several
- * Returns for each claim {how many of its resources were its own, then what handOver adds}, or an error
+ * ARGV    of each claim: 1 tokens, see giveUp, 2 the latest one's fencing token if there are several
+ * Returns for each claim one of
+ *         1, when it had its one resource and nobody waits
+ *         {how many of its resources were its own, then what handOver adds}
+ *         an error
  * Invariant: a resource that someone else holds is left alone.
  */
 export const RELEASE = claimScript(
+  `
+  -- As above: most are its own and nobody waits.
+  local replies = {}
+  if #KEYS == #ARGV / 2 * 3 then
+    local owners, queues, done = {}, {}, {}
+    for i = 1, #KEYS, 3 do owners[#owners + 1], queues[#queues + 1] = KEYS[i], KEYS[i + 1] end
+    local holders = call('MGET', unpack(owners))
+    if call('EXISTS', unpack(queues)) == 0 then
+      for n, owner in ipairs(owners) do
+        if holders[n] == ARGV[2 * n - 1] then replies[n], done[#done + 1] = 1, owner end
+      end
+      if #done > 0 then call('DEL', unpack(done)) end
+      if #done == #owners then return replies end
+    end
+  end
+  `,
+  RECORD,
   GRANT,
   HAND_OVER,
   `
-  return forEachClaim(3, function(from, to, tokens, number)
+  forEachClaim(2, replies, function(from, to, tokens, number)
     local reply = {0}
     for i = from, to, 3 do
       if giveUp(i, tokens, number, reply) then reply[1] = reply[1] + 1 end
     end
     return reply
   end)
+  return replies
 `,
 );
 
@@ -113,6 +157,7 @@ export const RELEASE = claimScript(
  */
 export const PASS_ON = script(
   TOKEN,
+  RECORD,
   GRANT,
   HAND_OVER,
   `
@@ -138,25 +183,28 @@ export const PASS_ON = script(
  * Returns per resource 1 (renewed), 0 (not the owner any more), or -1 (its key could not be handled)
  * Invariant: one bad key does not spoil the others.
  */
-export const RENEW = script(`
-  local reply, time = {}, redis.call('TIME')
-  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+export const RENEW = script(
+  TOKEN,
+  RECORD,
+  `
+  local reply = {}
   for i = 1, #KEYS, 2 do
-    local owner, fence, token, ttl = KEYS[i], KEYS[i + 1], ARGV[i], ARGV[i + 1]
+    local owner, fence, token, ttl = KEYS[i], KEYS[i + 1], ARGV[i], tonumber(ARGV[i + 1])
     local holder = redis.pcall('GET', owner)
     local renewed = 0
     if holder == token then
       renewed = redis.pcall('PEXPIRE', owner, ttl)
-      if (tonumber(redis.pcall('HGET', fence, 'believed')) or 0) < now + ttl then
-        redis.pcall('HSET', fence, 'believed', string.format('%.0f', now + ttl))
-      end
-      redis.pcall('PEXPIRE', fence, 2 * ttl + 60000)
+      pcall(function()
+        local believed, kept = unpack(call('HMGET', fence, 'believed', 'kept'))
+        record(fence, ttl, kept, 'believed', format(math.max(tonumber(believed) or 0, millis() + ttl)))
+      end)
     end
     if type(holder) == 'table' or type(renewed) == 'table' then renewed = -1 end
     reply[#reply + 1] = renewed
   end
   return reply
-`);
+`,
+);
 
 /**
  * Makes leases last from now on, also shorter than they were to; then the next in line, who believes in the old end, is
@@ -169,19 +217,20 @@ export const RENEW = script(`
  */
 export const EXTEND = script(
   TOKEN,
+  RECORD,
   GRANT,
   HAND_OVER,
   `
-  local ours, time, ttl = 0, call('TIME'), tonumber(ARGV[2])
-  local ends = time[1] * 1000 + math.floor(time[2] / 1000) + ttl
+  local ours, ttl = 0, tonumber(ARGV[2])
+  local ends = millis() + ttl
   for i = 1, #KEYS, 3 do
     local owner, queue, fence = KEYS[i], KEYS[i + 1], KEYS[i + 2]
     if call('GET', owner) == ARGV[1] then
       ours = ours + 1
       call('PEXPIRE', owner, ttl)
-      local believed = tonumber(call('HGET', fence, 'believed')) or 0
-      if ends > believed then call('HSET', fence, 'believed', string.format('%.0f', ends)) end
-      call('PEXPIRE', fence, 2 * ttl + 60000)
+      local believed, kept = unpack(call('HMGET', fence, 'believed', 'kept'))
+      believed = tonumber(believed) or 0
+      record(fence, ttl, kept, 'believed', format(math.max(ends, believed)))
       local waiter = ends < believed and first(queue)
       while waiter and not tell(owner, queue, waiter) do waiter = first(queue) end
     end
@@ -202,6 +251,7 @@ export const EXTEND = script(
  */
 export const BURN = script(
   TOKEN,
+  RECORD,
   GRANT,
   HAND_OVER,
   `
@@ -235,6 +285,7 @@ export const BURN = script(
  */
 export const FORCE_RELEASE = script(
   TOKEN,
+  RECORD,
   GRANT,
   HAND_OVER,
   `
@@ -253,12 +304,14 @@ export const FORCE_RELEASE = script(
  * What an operator wants to know, for several resources at once.
  *
  * KEYS    owner, queue, fence of each resource
- * ARGV    1 number of KEYS of each resource
+ * ARGV    '' for each resource
  * Returns for each resource {token of its owner or false, ms its lease has left, its last fencing token, waiters}
  */
 export const INSPECT = claimScript(`
-  return forEachClaim(1, function(i)
+  local replies = {}
+  forEachClaim(1, replies, function(i)
     local owner, queue, fence = KEYS[i], KEYS[i + 1], KEYS[i + 2]
     return {call('GET', owner), call('PTTL', owner), call('HGET', fence, 'last'), call('ZCARD', queue)}
   end)
+  return replies
 `);

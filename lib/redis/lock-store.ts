@@ -5,7 +5,7 @@ import { GiveBacks } from './give-backs.js';
 import { resourcesOf, tokensOf, triples } from './lock-keys.js';
 import type { Claim, ResourceKeys } from './lock-keys.js';
 import { ACQUIRE, BURN, EXTEND, FORCE_RELEASE, INSPECT, PASS_ON, RELEASE, RENEW } from './lock-scripts.js';
-import { decodeAcquire, decodeRun } from './lock-replies.js';
+import { decodeAcquire, decodeRelease, decodeRun } from './lock-replies.js';
 import type {
   AcquireReply,
   HandedOver,
@@ -88,7 +88,7 @@ export class LockStore {
     const { acquires } = this.#servers;
     const asked = this.#replicas > 0 ? this.#placeOf(claim) : undefined;
     asked?.catch(() => undefined); // heard of below, if there is a grant; otherwise the request fails itself
-    const reply = acquires.run(ACQUIRE, triples(claim.keys), [claim.token, '', 0, '']);
+    const reply = acquires.run(ACQUIRE, triples(claim.keys), [claim.token, '']);
     try {
       const answer = decodeAcquire(await acquires.bounded(reply, claim.keys), claim);
       if (answer.granted && asked) await this.#confirm(claim, await asked);
@@ -136,7 +136,9 @@ export class LockStore {
     { ticket, neededFor, maxWaiters }: Place,
     isWanted: () => boolean,
   ): Promise<AcquireReply> {
-    const argv = [claim.token, ticket, Math.ceil(neededFor), maxWaiters === Infinity ? '' : maxWaiters];
+    const places =
+      maxWaiters === Infinity ? '' : ` ${Math.min(Math.ceil(maxWaiters), Number.MAX_SAFE_INTEGER)}`;
+    const argv = [claim.token, `${ticket} ${Math.ceil(neededFor)}${places}`];
     const { acquires } = this.#servers;
     const asked = this.#replicas > 0 ? this.#placeOf(claim) : undefined;
     asked?.catch(() => undefined); // heard of below, if there is a grant; otherwise the request fails itself
@@ -166,9 +168,9 @@ export class LockStore {
     const { lostConnections } = this.#servers;
     const sent = now();
     const number = claim.predecessors?.length ? (claim.fencingTokens?.[0] ?? '') : '';
-    const [released, ...waiters] = await this.#giveUp<number | string>(RELEASE, claim, [number]);
-    this.reportHandOvers(claim, waiters, sent);
-    if (Number(released) === claim.keys.length) return 'released';
+    const { released, handedOver } = decodeRelease(await this.#giveUp(RELEASE, claim, [number]));
+    this.reportHandOvers(claim, handedOver, sent);
+    if (released === claim.keys.length) return 'released';
     if (this.#servers.lostConnections === lostConnections) return 'not ours';
     this.onUnclear(claim);
     return 'unclear';
@@ -245,7 +247,7 @@ export class LockStore {
   /** @returns null where nobody holds it */
   async inspect(keys: ResourceKeys): Promise<LockState | null> {
     const { runner } = this.#servers;
-    const reply = runner.run(INSPECT, triples([keys]), []);
+    const reply = runner.run(INSPECT, triples([keys]), ['']);
     const [holder, ttl, fencingToken, waiters] = (await runner.bounded(reply, [keys])) as unknown[];
     if (holder === undefined || holder === null) return null;
     return {
@@ -261,9 +263,9 @@ export class LockStore {
   async forceRelease(keys: ResourceKeys): Promise<boolean> {
     const claim = { token: 'nobody:0:0', keys: [keys] };
     const sent = now();
-    const [released, ...waiters] = await this.#giveUp<number | string>(FORCE_RELEASE, claim, []);
-    this.reportHandOvers(claim, waiters, sent);
-    return Number(released) === 1;
+    const { released, handedOver } = decodeRelease(await this.#giveUp(FORCE_RELEASE, claim, []));
+    this.reportHandOvers(claim, handedOver, sent);
+    return released === 1;
   }
 
   /** Takes back what the claim has, and says what became of its commit, if one is named. */
@@ -287,8 +289,9 @@ export class LockStore {
       ? commitRecord(claim.token, commit.fencingToken, commit.number)
       : { record: '', field: '' };
     const argv = [record, field, commit?.fencingToken ?? claim.fencingTokens?.[0] ?? 0];
-    const [verdict, placeLost, ...waiters] = await this.#giveUp<Verdict>(BURN, claim, argv);
-    this.reportHandOvers(claim, waiters, sent);
+    const reply = (await this.#giveUp(BURN, claim, argv)) as [Verdict, placeLost: unknown, ...string[]];
+    const [verdict, placeLost, ...handedOver] = reply;
+    this.reportHandOvers(claim, handedOver, sent);
     if (Number(placeLost) === 1) this.onPlaceLost(claim);
     // As in release: what a first request of the two handed over was never heard.
     if (this.#servers.lostConnections !== lostConnections) this.onUnclear(claim);
@@ -332,15 +335,11 @@ export class LockStore {
     return groups.map((keys) => ({ token: claim.token, keys })); // several resources have no predecessors
   }
 
-  async #giveUp<First>(
-    script: Script,
-    claim: Claim,
-    argv: (string | number)[],
-  ): Promise<[First, ...string[]]> {
+  async #giveUp(script: Script, claim: Claim, argv: (string | number)[]): Promise<unknown> {
     const { runner } = this.#servers;
     const reply = runner.run(script, triples(claim.keys), [tokensOf(claim), ...argv]);
     try {
-      return (await runner.bounded(reply, claim.keys)) as [First, ...string[]];
+      return await runner.bounded(reply, claim.keys);
     } catch (error) {
       this.onUnclear(claim);
       throw error;

@@ -2,6 +2,8 @@ import { isReply } from './redis-client.js';
 
 /** Claims in one script call. A full one is sent at once, so that Redis is at work on it while others come together. */
 const MAX_CLAIMS = 16;
+/** Of a claim on one resource; one on several goes alone. */
+export const KEYS_OF_ONE = 3;
 
 type Send = (keys: readonly string[], argv: readonly (string | number)[]) => Promise<unknown>;
 
@@ -34,7 +36,7 @@ export class ScriptBatch {
   add(keys: readonly string[], argv: readonly (string | number)[]): Promise<unknown> {
     return new Promise((resolve, reject) => {
       const waiting = this.#requests.push({ keys, argv, resolve, reject });
-      if (waiting === MAX_CLAIMS) this.flush();
+      if (waiting === MAX_CLAIMS || keys.length !== KEYS_OF_ONE) this.flush();
     });
   }
 
@@ -50,7 +52,7 @@ export class ScriptBatch {
     const argv: (string | number)[] = [];
     for (const request of requests) {
       for (const key of request.keys) keys.push(key);
-      argv.push(request.keys.length, ...request.argv);
+      for (const arg of request.argv) argv.push(arg);
     }
     try {
       const replies = (await this.#send(keys, argv)) as unknown[];

@@ -8,7 +8,7 @@ export interface Script {
   readonly sha: string;
 }
 
-/** A script that answers for many claims at once, with a reply for each. */
+/** A script that answers for many claims at once, with a reply for each: of one resource each, or for one of several. */
 export interface ClaimScript extends Script {
   readonly answersEach: true;
 }
@@ -38,6 +38,7 @@ export function claimScript(...parts: readonly string[]): ClaimScript {
  *   since        fencing token of the first grant this hash knows of: before it, everything was forgotten
  *   believed     server time in ms until which waiters may believe some holder's lease to last
  *   provisional  token that was handed the lock and has not been heard of yet
+ *   kept         server time in ms at which the hash itself ends
  *   c0 .. c63    the last commit of each of the last 64 grants, `<fencing token>=<token>#<n>`, see commitRecord
  *   guard        the commit that was last refused
  */
@@ -70,25 +71,54 @@ export const TOKEN = `
 `;
 
 /*
- * forEachClaim: calls back for each claim with the first and the last place of its KEYS and what belongs to it in
- * ARGV, where the number of its KEYS comes first. An error ends the claim alone that it concerns.
+ * forEachClaim: calls back for each claim that has no reply yet, with the first and the last place of its KEYS and what
+ * belongs to it in ARGV. An error ends the claim alone that it concerns. Answers how many have no reply still.
  */
 export const FOR_EACH_CLAIM = `
-  local function forEachClaim(size, answer)
-    local replies = {}
-    for a = 1, #ARGV, size do
-      local to = base + ARGV[a] - 1
-      local done, reply = pcall(answer, base, to, unpack(ARGV, a + 1, a + size - 1))
-      if not done and type(reply) ~= 'table' then reply = {err = tostring(reply)} end
-      replies[#replies + 1] = reply
-      base = to + 1
+  local function forEachClaim(size, replies, answer)
+    local claims, left = #ARGV / size, 0
+    local width = #KEYS / claims
+    for n = 1, claims do
+      if replies[n] == nil then
+        base = (n - 1) * width + 1
+        local done, reply = pcall(answer, base, base + width - 1, unpack(ARGV, (n - 1) * size + 1, n * size))
+        if not done and type(reply) ~= 'table' then reply = {err = tostring(reply)} end
+        if reply == nil then left = left + 1 end
+        replies[n] = reply
+      end
     end
-    return replies
+    return left
   end
 `;
 
 /*
- * known: what a grant has to know of the fence: last, believed, provisional.
+ * micros: the server's time, the same for everything in a script. format: a number as Redis wants it.
+ *
+ * record: sets fields of the fence, which from then on outlives a lease of that ttl by another ttl and 60 s; when that
+ * has to be said to Redis, it is for a minute more, so that it need not be with each grant.
+ */
+export const RECORD = `
+  local clock
+  local function micros()
+    if not clock then
+      local time = call('TIME')
+      clock = time[1] * 1000000 + time[2]
+    end
+    return clock
+  end
+  local function millis() return math.floor(micros() / 1000) end
+  local function format(number) return string.format('%.0f', number) end
+  local function record(fence, ttl, kept, ...)
+    local needed = millis() + 2 * ttl + 60000
+    if needed <= (tonumber(kept) or 0) then return call('HSET', fence, ...) end
+    kept = format(needed + 60000)
+    call('HSET', fence, 'kept', kept, ...)
+    call('PEXPIREAT', fence, kept)
+  end
+`;
+
+/*
+ * known: what a grant has to know of the fence: last, believed, provisional, kept.
  *
  * grant: makes the token owner for px ms and answers its fencing token. That is the server's clock in microseconds, or
  * up to 63 less, so that it also grows across a lost hash; and one step further around the places for commit records,
@@ -97,20 +127,18 @@ export const FOR_EACH_CLAIM = `
  * waiters may believe that the lock is held for longer than it now will be.
  */
 export const GRANT = `
-  local function known(fence) return call('HMGET', fence, 'last', 'believed', 'provisional') end
+  local function known(fence) return call('HMGET', fence, 'last', 'believed', 'provisional', 'kept') end
   local function grant(owner, fence, token, px, is, number)
-    local last, believed = tonumber(is[1]), tonumber(is[2]) or 0
-    local time = call('TIME')
+    local last, believed, ttl = tonumber(is[1]), tonumber(is[2]) or 0, ttlOf(token)
     if not number then
-      number = time[1] * 1000000 + time[2]
+      number = micros()
       if last then number = math.max(last + 1 + ${REMEMBERED}, number - (number - last - 1) % ${REMEMBERED}) end
     end
-    local ends = time[1] * 1000 + math.floor(time[2] / 1000) + ttlOf(token)
+    local ends = millis() + ttl
     local shorter = ends < believed
-    number, ends = string.format('%.0f', number), string.format('%.0f', math.max(ends, believed))
-    if last then call('HSET', fence, 'last', number, 'believed', ends)
-    else call('HSET', fence, 'last', number, 'believed', ends, 'since', number) end
-    call('PEXPIRE', fence, 2 * ttlOf(token) + 60000)
+    number, ends = format(number), format(math.max(ends, believed))
+    if last then record(fence, ttl, is[4], 'last', number, 'believed', ends)
+    else record(fence, ttl, is[4], 'last', number, 'believed', ends, 'since', number) end
     call('SET', owner, token, 'PX', px)
     return number, shorter
   end

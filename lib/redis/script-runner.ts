@@ -3,7 +3,7 @@ import { LockUnavailableError } from '../errors/lock.errors.js';
 import { within } from './deadline.js';
 import type { ResourceKeys } from './lock-keys.js';
 import { isReply } from './redis-client.js';
-import { ScriptBatch } from './script-batch.js';
+import { KEYS_OF_ONE, ScriptBatch } from './script-batch.js';
 import type { ClaimScript, Script } from './script-parts.js';
 import { Silence } from './silence.js';
 
@@ -104,7 +104,8 @@ export class ScriptRunner implements Runner {
   ): Promise<unknown> {
     const slot = this.#slotOf(keys[0] ?? '');
     const collecting = this.#collecting.get(slot);
-    if (collecting?.script === script && !collecting.batch.isSent) return collecting.batch.add(keys, argv);
+    const fits = collecting?.script === script && !collecting.batch.isSent && keys.length === KEYS_OF_ONE;
+    if (fits) return collecting.batch.add(keys, argv);
     collecting?.batch.flush();
     this.#collecting.delete(slot);
     if (!('answersEach' in script)) return this.#send(script, keys, argv);
