@@ -173,8 +173,9 @@ function check(of: string, checks: Readonly<Record<string, Check>>, options: obj
   if (typeof options !== 'object' || options === null) {
     throw new LockConfigurationError(`The options of ${of} must be an object; got ${show(options)}`);
   }
-  for (const [name, value] of Object.entries(options)) {
-    if (value === undefined) continue;
+  for (const name in options) {
+    const value = (options as Readonly<Record<string, unknown>>)[name];
+    if (value === undefined || !Object.hasOwn(options, name)) continue;
     if (!Object.hasOwn(checks, name)) {
       const known = Object.keys(checks).join(', ');
       throw new LockConfigurationError(`Option "${name}" of ${of} is not known; there are ${known}`);

@@ -2,6 +2,7 @@ import { LockNotAcquiredError } from '../errors/lock.errors.js';
 import { now } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
 import type { Claim, ResourceKeys } from '../redis/lock-keys.js';
+import type { AcquireReply } from '../redis/lock-replies.js';
 import type { LockStore } from '../redis/lock-store.js';
 import { Lease } from './lease.js';
 import type { Inheritance } from './lease.js';
@@ -56,17 +57,22 @@ export class Acquirer {
    */
   async acquire(keys: readonly ResourceKeys[], ttl: number, patience?: Patience): Promise<Acquired> {
     const claim = { token: this.#newToken(ttl), keys };
-    try {
-      if (patience !== undefined && keys.length === 1) {
+    if (patience !== undefined && keys.length === 1) {
+      try {
         const { fencingToken, acquired, inheritance } = await this.#room.wait(claim, ttl, patience);
         return { claim, fencingTokens: [fencingToken], acquired, inheritance };
+      } catch (error) {
+        this.begun(claim.token);
+        throw error;
       }
-    } catch (error) {
-      this.begun(claim.token);
-      throw error;
     }
     const acquired = now();
-    const reply = await this.#store.acquire(claim, ttl).finally(() => this.begun(claim.token)); // nobody is told of it
+    let reply: AcquireReply;
+    try {
+      reply = await this.#store.acquire(claim, ttl);
+    } finally {
+      this.begun(claim.token); // nobody is told of it
+    }
     if (reply.granted) return { claim, fencingTokens: reply.fencingTokens, acquired };
     if (patience !== undefined) return this.#gather(keys, ttl, { ...patience, beginsAtOnce: false });
     const { retryAfter } = reply;

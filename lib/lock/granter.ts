@@ -47,7 +47,7 @@ export class Granter {
    *
    * @throws LockNotAcquiredError, LockUnavailableError
    */
-  async grant(keys: readonly ResourceKeys[], options: AcquireOptions): Promise<Grant> {
+  async grant(keys: readonly ResourceKeys[], options: AcquireOptions = {}): Promise<Grant> {
     const { store, keeper, acquirer, succession } = this.#parts;
     this.#underWay.begin();
     try {

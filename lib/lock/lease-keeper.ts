@@ -55,8 +55,8 @@ export class LeaseKeeper {
    *
    * @throws LockUnavailableError when Redis could not be asked; the lock is then given back as soon as it answers.
    */
-  async release(lease: Lease): Promise<Release> {
-    if (lease.state !== 'held') return 'not ours';
+  release(lease: Lease): Promise<Release> {
+    if (lease.state !== 'held') return Promise.resolve('not ours');
     const { minHoldLeft, remaining } = lease;
     this.markReleased(lease);
     if (minHoldLeft > 0) lease.released = this.#releaseLater(lease, minHoldLeft);
@@ -102,7 +102,8 @@ export class LeaseKeeper {
    */
   extend(lease: Lease, ttl: number): Promise<void> {
     // One after the other: what Redis did last has to be what is believed here. The one before has told its caller.
-    const extended = lease.extended.catch(() => undefined).then(() => this.#extend(lease, ttl));
+    const before = lease.extended?.catch(() => undefined);
+    const extended = before ? before.then(() => this.#extend(lease, ttl)) : this.#extend(lease, ttl);
     lease.extended = extended;
     return extended;
   }
@@ -144,7 +145,7 @@ export class LeaseKeeper {
     this.#leases.delete(lease);
     if (lease.state !== 'held') return;
     lease.state = 'lost';
-    for (const listener of lease.lossListeners) listener(reason);
+    lease.tellLoss(reason);
     this.#store.giveBack(lease, lease.ttl);
   }
 

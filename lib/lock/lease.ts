@@ -6,6 +6,9 @@ import type { PassedOn, Release } from '../redis/lock-replies.js';
 /** What is counted on of a ttl, for clocks that do not go alike. */
 const DRIFT = 0.99;
 
+/** Told once, when a lease was lost. */
+type LossListener = (reason: string) => void;
+
 export type LeaseState = 'held' | 'lost' | 'released';
 
 /** What a lease has from the one before it, until Redis has heard of it. */
@@ -48,7 +51,7 @@ export class Lease implements Claim {
   /** When a renewal that is under way, or failed, may be tried again; on the monotonic clock. */
   retryAt = -Infinity;
   /** The last extension that was asked for. */
-  extended: Promise<void> = Promise.resolve();
+  extended: Promise<void> | undefined;
   /** See Inheritance; none once Redis has heard of this lease. */
   predecessors: readonly string[];
   /** While Redis may not have heard of the lease: resolves when it has, or when that does not matter any more. */
@@ -61,8 +64,7 @@ export class Lease implements Claim {
   commits = 0;
   /** Settled when the one that is under way has ended. */
   committing: Promise<void> | undefined;
-  /** Called once, when the lease was lost. */
-  readonly lossListeners = new Set<(reason: string) => void>();
+  #lossListeners: LossListener | Set<LossListener> | undefined;
 
   readonly #acquired: Instant;
   readonly #terms: LeaseTerms;
@@ -78,6 +80,25 @@ export class Lease implements Claim {
     this.predecessors = terms.inheritance?.predecessors ?? [];
     this.#acquired = terms.acquired;
     this.#terms = terms;
+  }
+
+  onLoss(listener: LossListener): void {
+    const known = this.#lossListeners; // most leases have one
+    if (known === undefined) this.#lossListeners = listener;
+    else if (known instanceof Set) known.add(listener);
+    else this.#lossListeners = new Set([known, listener]);
+  }
+
+  offLoss(listener: LossListener): void {
+    const known = this.#lossListeners;
+    if (known instanceof Set) known.delete(listener);
+    else if (known === listener) this.#lossListeners = undefined;
+  }
+
+  tellLoss(reason: string): void {
+    const known = this.#lossListeners;
+    if (known instanceof Set) for (const listener of known) listener(reason);
+    else known?.(reason);
   }
 
   get resources(): readonly string[] {

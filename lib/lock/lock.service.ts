@@ -128,7 +128,7 @@ export class LockService
   async tryAcquire(resource: Resource, options?: AcquireOptions): Promise<Lock | null> {
     checkAcquireOptions(options, 'tryAcquire');
     try {
-      return await this.#acquire(resource, { ...options, wait: 0 });
+      return await this.acquire(resource, { ...options, wait: 0 });
     } catch (error) {
       if (error instanceof LockNotAcquiredError && error.reason === 'busy') return null;
       throw error;
@@ -146,7 +146,11 @@ export class LockService
    */
   async acquire(resource: Resource, options?: AcquireOptions): Promise<Lock> {
     checkAcquireOptions(options);
-    return this.#acquire(resource, options ?? {});
+    const keys = this.#keysOf(resource, options?.slot);
+    const { grants, missing } = this.#scopes.held(this, keys);
+    const [grant] = grants;
+    if (missing.length === 0 && grant) return Lock.of(grant.lease, this.#keeper, true);
+    return (await this.#granter.grant(missing, options)).lock;
   }
 
   /**
@@ -305,13 +309,6 @@ export class LockService
     if (typeof resource !== 'string') normaliseResources([resource]); // says what it has to be
     const [keys] = this.#keysOf(resource, undefined);
     return keys as ResourceKeys;
-  }
-
-  async #acquire(resource: Resource, options: AcquireOptions): Promise<Lock> {
-    const { grants, missing } = this.#scopes.held(this, this.#keysOf(resource, options.slot));
-    const [grant] = grants;
-    if (missing.length === 0 && grant) return Lock.of(grant.lease, this.#keeper, true);
-    return (await this.#granter.grant(missing, options)).lock;
   }
 
   /** Takes its turn in the scopes that have what it wants, and joins them, or takes what is missing. */

@@ -12,35 +12,27 @@ export class Lock implements AsyncDisposable {
   readonly resources: readonly string[];
   /** Unique to this acquisition; the value of the lock's key in Redis. */
   readonly token: string;
-  /** Grows with every grant of a resource: give it to what you write to, and let that refuse smaller ones. */
-  readonly fencingTokens: ReadonlyMap<string, number>;
-
   readonly #lease: Lease;
   readonly #keeper: LeaseKeeper;
+  readonly #joined: boolean;
+  #fencingTokens: ReadonlyMap<string, number> | undefined;
   #controller: AbortController | undefined;
   /** In the async context of whoever wanted the signal: a timer's is somebody else's. */
   #abort: ((reason: LockLostError) => void) | undefined;
   #lost: LockLostError | undefined;
   #released: Promise<void> | undefined;
-  readonly #release: () => Promise<void>;
+  readonly #onLoss = (reason: string) => {
+    this.#lost = new LockLostError({ resources: this.resources, reason });
+    this.#abort?.(this.#lost);
+  };
 
   private constructor(lease: Lease, keeper: LeaseKeeper, joined: boolean) {
     this.#lease = lease;
     this.#keeper = keeper;
-    const onLoss = (reason: string) => {
-      this.#lost = new LockLostError({ resources: this.resources, reason });
-      this.#abort?.(this.#lost);
-    };
-    lease.lossListeners.add(onLoss);
-    this.#release = async () => {
-      lease.lossListeners.delete(onLoss);
-      if (!joined) await keeper.release(lease);
-    };
+    this.#joined = joined;
     this.resources = lease.resources;
     this.token = lease.token;
-    this.fencingTokens = new Map(
-      lease.keys.map(({ resource }, i) => [resource, lease.fencingTokens[i] ?? 0]),
-    );
+    lease.onLoss(this.#onLoss);
   }
 
   /**
@@ -51,9 +43,16 @@ export class Lock implements AsyncDisposable {
     return new Lock(lease, keeper, joined);
   }
 
+  /** Grows with every grant of a resource: give it to what you write to, and let that refuse smaller ones. */
+  get fencingTokens(): ReadonlyMap<string, number> {
+    const { resources, fencingTokens } = this.#lease;
+    this.#fencingTokens ??= new Map(resources.map((resource, i) => [resource, fencingTokens[i] ?? 0]));
+    return this.#fencingTokens;
+  }
+
   /** Of several resources the largest one. */
   get fencingToken(): number {
-    return Math.max(...this.fencingTokens.values());
+    return Math.max(...this.#lease.fencingTokens);
   }
 
   /**
@@ -106,6 +105,11 @@ export class Lock implements AsyncDisposable {
   release(): Promise<void> {
     this.#released ??= this.#release();
     return this.#released;
+  }
+
+  async #release(): Promise<void> {
+    this.#lease.offLoss(this.#onLoss);
+    if (!this.#joined) await this.#keeper.release(this.#lease);
   }
 
   /** Like release, but never in the way of an error that is already on its way: a failed release is no rejection. */

@@ -15,8 +15,8 @@ export class WaitingLine {
   coming = 0;
   /** Tokens that come before those of all other clients, the first one first; also of some that wait no more. */
   run: string[] = [];
-  readonly #ask: (waiter: Waiter) => Promise<void>;
-  readonly #alarm = new Alarm(() => this.#wakeFirst());
+  readonly #ask: (waiter: Waiter) => Promise<void> | undefined;
+  #alarm: Alarm | undefined;
   /** When the holder's lease ends, as far as is known here. */
   #leaseEndsAt = Infinity;
   /** When the alarm goes off; it may be early, and is then set again. */
@@ -24,7 +24,7 @@ export class WaitingLine {
   /** Whether all in line are asking, and whether they have to once more. */
   #rechecking: 'no' | 'yes' | 'again' = 'no';
 
-  constructor(ask: (waiter: Waiter) => Promise<void>) {
+  constructor(ask: (waiter: Waiter) => Promise<void> | undefined) {
     this.#ask = ask;
   }
 
@@ -35,6 +35,7 @@ export class WaitingLine {
     this.#leaseEndsAt = performance.now() + Math.min(ms, LONGEST_PLACE / 2);
     if (this.#alarmAt <= this.#leaseEndsAt) return;
     this.#alarmAt = this.#leaseEndsAt + AFTER_LEASE;
+    this.#alarm ??= new Alarm(() => this.#wakeFirst());
     this.#alarm.set(this.#alarmAt);
   }
 
@@ -65,7 +66,7 @@ export class WaitingLine {
   }
 
   close(): void {
-    this.#alarm.clear();
+    this.#alarm?.clear();
   }
 
   /** Set by others while this one waits, which the compiler cannot see. */

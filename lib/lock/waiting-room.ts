@@ -31,6 +31,7 @@ export class WaitingRoom {
   readonly #isInUse: (token: string) => boolean;
   readonly #byToken = new Map<string, Waiter>();
   readonly #lines = new Map<string, WaitingLine>();
+  readonly #askOne = (waiter: Waiter) => this.#ask(waiter);
   #closed: 'no' | 'except nested' | 'yes' = 'no';
 
   /** @param isInUse whether a token that does not wait here was granted, or is about to be given up */
@@ -55,7 +56,17 @@ export class WaitingRoom {
    * @throws LockNotAcquiredError timeout, aborted, queue_full or shutdown
    * @throws LockUnavailableError when Redis cannot be asked. In either case the place is given up first.
    */
-  async wait(claim: Claim, ttl: number, patience: Patience): Promise<Granted> {
+  wait(claim: Claim, ttl: number, patience: Patience): Promise<Granted> {
+    const { sharded } = this.#servers;
+    if (sharded || this.#servers.subscribed(claim)) return this.#waitUnheard(claim, ttl, patience);
+    return new Promise((resolve, reject) => {
+      this.#assertWelcome(claim, patience);
+      void this.#ask(this.#enter(this.#lineFor(claim), claim, ttl, patience, resolve, reject));
+    });
+  }
+
+  /** The same where a subscription may have to be made first. */
+  async #waitUnheard(claim: Claim, ttl: number, patience: Patience): Promise<Granted> {
     const isFirst = !this.#servers.hears(claim) && !this.#lines.has(ownerKey(claim));
     if (this.#servers.sharded && isFirst && patience.until - performance.now() > this.#commandTimeout) {
       // What is free needs no subscription, which each slot has of its own here.
@@ -63,8 +74,7 @@ export class WaitingRoom {
       const reply = await this.#store.acquire(claim, ttl);
       if (reply.granted) return { fencingToken: reply.fencingTokens[0] ?? 0, acquired };
     }
-    const line = this.#lines.get(ownerKey(claim)) ?? new WaitingLine((each) => this.#ask(each));
-    this.#lines.set(ownerKey(claim), line);
+    const line = this.#lineFor(claim);
     line.coming += 1;
     try {
       const subscribed = this.#servers.subscribed(claim);
@@ -79,6 +89,14 @@ export class WaitingRoom {
     return new Promise((resolve, reject) => {
       void this.#ask(this.#enter(line, claim, ttl, patience, resolve, reject));
     });
+  }
+
+  #lineFor(claim: Claim): WaitingLine {
+    const known = this.#lines.get(ownerKey(claim));
+    if (known) return known;
+    const line = new WaitingLine(this.#askOne);
+    this.#lines.set(ownerKey(claim), line);
+    return line;
   }
 
   /** @throws LockUnavailableError */
@@ -190,33 +208,40 @@ export class WaitingRoom {
     };
   }
 
-  /** One ask at a time for each waiter. Never rejects: what goes wrong ends the waiting. */
-  async #ask(waiter: Waiter): Promise<void> {
-    waiter.askAgain = true;
-    if (waiter.asking) return;
-    waiter.asking = true;
-    while (waiter.askAgain && waiter.state === 'waiting') {
-      waiter.askAgain = false;
-      await this.#askOnce(waiter);
+  /**
+   * One ask at a time for each waiter. Never rejects: what goes wrong ends the waiting.
+   *
+   * @returns when there is nothing left to ask for it; undefined when an ask is under way that will be followed by another
+   */
+  #ask(waiter: Waiter): Promise<void> | undefined {
+    if (waiter.state !== 'waiting') return undefined;
+    if (waiter.asking) {
+      waiter.askAgain = true;
+      return undefined;
     }
-    waiter.asking = false;
-  }
-
-  async #askOnce(waiter: Waiter): Promise<void> {
-    const { claim, ttl, patience, ticket } = waiter;
+    const { claim, patience, ticket } = waiter;
     const neededFor = neededBy(waiter);
     const sent = now();
     const place = { ticket, neededFor, maxWaiters: patience.maxWaiters };
-    const reply = this.#store.ask(claim, place, () => waiter.state === 'waiting');
-    let answer: AcquireReply;
-    try {
-      // Who has a place can wait for the answer as long as for the lock.
-      answer = await (ticket === '0' ? within(this.#commandTimeout, reply) : reply);
-    } catch (error) {
-      this.#store.giveBack(claim, neededFor, reply);
-      this.#fail(waiter, error);
-      return;
-    }
+    waiter.asking = true;
+    waiter.askAgain = false;
+    // Who has a place can wait for the answer as long as for the lock.
+    const asked = this.#store.ask(claim, place, () => waiter.state === 'waiting', ticket === '0');
+    return asked.answer.then(
+      (answer) => {
+        this.#answered(waiter, answer, neededFor, sent);
+        waiter.asking = false;
+        return waiter.askAgain ? this.#ask(waiter) : undefined;
+      },
+      (error: unknown) => {
+        this.#store.giveBack(claim, neededFor, asked.reply);
+        this.#fail(waiter, error);
+      },
+    );
+  }
+
+  #answered(waiter: Waiter, answer: AcquireReply, neededFor: number, sent: Instant): void {
+    const { claim, ttl } = waiter;
     // Also when this one has given up meanwhile: the others do not know yet.
     if (answer.placeLost) void this.#lineOf(waiter)?.recheck();
     if (waiter.state !== 'waiting') {
@@ -228,7 +253,7 @@ export class WaitingRoom {
       this.runs(ownerKey(claim), answer.run);
       this.#grant(waiter, answer.fencingTokens[0] ?? 0, sent);
     } else if (answer.ticket === undefined) {
-      await this.#giveUp(waiter, 'queue_full');
+      void this.#giveUp(waiter, 'queue_full');
     } else {
       waiter.ticket = answer.ticket;
       waiter.retryAfter = answer.retryAfter;

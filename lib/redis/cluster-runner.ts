@@ -2,8 +2,9 @@ import type { ClusterServers } from './cluster-servers.js';
 import { pause } from './deadline.js';
 import type { ResourceKeys } from './lock-keys.js';
 import { isElsewhere, isReply } from './redis-client.js';
-import type { ClaimScript, Script } from './script-parts.js';
-import { bounded, wantedFor } from './script-runner.js';
+import { ScriptCall } from './script-call.js';
+import type { ScriptRequest } from './script-call.js';
+import { bounded } from './script-runner.js';
 import type { Runner, ScriptRunner } from './script-runner.js';
 import type { Server } from './server.js';
 
@@ -26,21 +27,27 @@ export class ClusterRunner implements Runner {
     this.#runnerOf = runnerOf;
   }
 
-  async run(
-    script: Script | ClaimScript,
-    keys: readonly string[],
-    argv: readonly (string | number)[],
-    isWanted = wantedFor(this.#commandTimeout),
-  ): Promise<unknown> {
-    const [name = ''] = keys;
+  call<T>(request: ScriptRequest<T>): ScriptCall<T> {
+    const call = new ScriptCall(request);
+    if (request.bounded !== false) call.expireIn(this.#commandTimeout);
+    const isWanted = request.isWanted ?? (() => !call.isExpired);
+    this.#run({ ...request, decode: (reply) => reply, bounded: false, isWanted }).then(
+      (reply) => call.answered(reply),
+      (error: unknown) => call.failed(error),
+    );
+    return call;
+  }
+
+  async #run(request: ScriptRequest<unknown> & { isWanted(): boolean }): Promise<unknown> {
+    const [name = ''] = request.names;
     for (;;) {
       try {
         const server = await this.#servers.ofName(name);
-        return await this.#runnerOf(server).run(script, keys, argv, isWanted);
+        return await this.#runnerOf(server).call(request).reply;
       } catch (error) {
         // Redis' own errors about the script are final; a closed connection may be that of a server that is gone.
         const isFinal = error instanceof Error && isReply(error) && !isElsewhere(error);
-        if (isFinal || !isWanted() || this.#servers.isClosed) throw error;
+        if (isFinal || !request.isWanted() || this.#servers.isClosed) throw error;
         await pause(MOVING_PAUSE);
         await this.#servers.lookAgain();
       }

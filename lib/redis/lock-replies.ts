@@ -1,6 +1,5 @@
 /** What the lock scripts are asked, and what they answer, as the library sees it. */
 import type { Instant } from './instant.js';
-import type { Claim } from './lock-keys.js';
 
 /** A wish to wait: for how many ms the place may be needed, and how many waiters there may be. */
 export interface Place {
@@ -80,13 +79,41 @@ export function decodeRelease(reply: unknown): {
   return { released: Number(released), handedOver };
 }
 
-export function decodeAcquire(reply: unknown, { keys }: Claim): AcquireReply {
+/** @returns what it came to; whether the token had neither the lock nor a place; and what handOver adds */
+export function decodeBurn(reply: unknown): {
+  readonly verdict: Verdict;
+  readonly placeLost: boolean;
+  readonly handedOver: readonly (string | number)[];
+} {
+  const [verdict, placeLost, ...handedOver] = reply as [Verdict, unknown, ...(string | number)[]];
+  return { verdict, placeLost: Number(placeLost) === 1, handedOver };
+}
+
+export function decodePassOn(reply: unknown): { readonly isOurs: boolean; readonly run: readonly string[] } {
+  const [ours, run] = reply as unknown[];
+  return { isOurs: Number(ours) === 1, run: decodeRun(run) };
+}
+
+export function decodeState(reply: unknown, resource: string): LockState | null {
+  const [holder, ttl, fencingToken, waiters] = reply as unknown[];
+  if (holder === undefined || holder === null) return null;
+  return {
+    resource,
+    holder: String(holder),
+    fencingToken: Number(fencingToken ?? 0),
+    ttl: Number(ttl) < 0 ? Infinity : Number(ttl),
+    waiters: Number(waiters),
+  };
+}
+
+/** @param keys how many resources were asked for */
+export function decodeAcquire(reply: unknown, keys = 1): AcquireReply {
   if (!Array.isArray(reply))
     return { granted: true, fencingTokens: [Number(reply)], placeLost: false, run: [] };
   const [granted, ...rest] = reply as (number | string)[];
   if (Number(granted) === 1) {
-    const [lost, ...fencingTokens] = rest.slice(0, keys.length + 1).map(Number);
-    const run = decodeRun(rest[keys.length + 1]);
+    const [lost, ...fencingTokens] = rest.slice(0, keys + 1).map(Number);
+    const run = decodeRun(rest[keys + 1]);
     return { granted: true, fencingTokens, placeLost: lost === 1, run };
   }
   const [left = -1, ticket, lost, before] = rest;

@@ -5,7 +5,14 @@ import { GiveBacks } from './give-backs.js';
 import { resourcesOf, tokensOf, triples } from './lock-keys.js';
 import type { Claim, ResourceKeys } from './lock-keys.js';
 import { ACQUIRE, BURN, EXTEND, FORCE_RELEASE, INSPECT, PASS_ON, RELEASE, RENEW } from './lock-scripts.js';
-import { decodeAcquire, decodeRelease, decodeRun } from './lock-replies.js';
+import {
+  decodeAcquire,
+  decodeBurn,
+  decodePassOn,
+  decodeRelease,
+  decodeRun,
+  decodeState,
+} from './lock-replies.js';
 import type {
   AcquireReply,
   HandedOver,
@@ -18,12 +25,18 @@ import type {
 } from './lock-replies.js';
 import { commitRecord } from './script-parts.js';
 import type { Script } from './script-parts.js';
-import { unavailable } from './script-runner.js';
+import type { ScriptCall } from './script-call.js';
 import { bySlot } from './servers.js';
 import type { Servers } from './servers.js';
 
 /** ms a grant that nobody knows the ttl of is tried to be given back. */
 const LONGEST_GIVE_BACK = 60_000;
+
+/** Where something was asked for. */
+interface Asked {
+  readonly server: unknown;
+  readonly lostConnections: number;
+}
 
 /**
  * The lock scripts as typed calls. Each is one round trip, bounded by commandTimeout, and rejects with
@@ -61,9 +74,12 @@ export class LockStore {
   }
 
   /** All of the claim or nothing. A grant whose reply is late or lost is given back, see {@link giveBack}. */
-  async acquire(claim: Claim, ttl: number): Promise<AcquireReply> {
+  acquire(claim: Claim, ttl: number): Promise<AcquireReply> {
     const parts = this.#parts(claim);
-    if (parts.length === 1) return this.#acquirePart(claim, ttl);
+    return parts.length === 1 ? this.#acquirePart(claim, ttl) : this.#acquireAll(claim, parts, ttl);
+  }
+
+  async #acquireAll(claim: Claim, parts: readonly Claim[], ttl: number): Promise<AcquireReply> {
     const tokens = new Map<string, number | undefined>();
     const granted: Claim[] = [];
     try {
@@ -85,33 +101,42 @@ export class LockStore {
   }
 
   async #acquirePart(claim: Claim, ttl: number): Promise<AcquireReply> {
-    const { acquires } = this.#servers;
-    const asked = this.#replicas > 0 ? this.#placeOf(claim) : undefined;
-    asked?.catch(() => undefined); // heard of below, if there is a grant; otherwise the request fails itself
-    const reply = acquires.run(ACQUIRE, triples(claim.keys), [claim.token, '']);
+    const asked = this.#placeToConfirm(claim);
+    const { keys } = claim;
+    const call = this.#servers.acquires.call({
+      script: ACQUIRE,
+      names: triples(keys),
+      argv: [claim.token, ''],
+      keys,
+      decode: keys.length === 1 ? decodeAcquire : (reply) => decodeAcquire(reply, keys.length),
+    });
     try {
-      const answer = decodeAcquire(await acquires.bounded(reply, claim.keys), claim);
+      const answer = await call.answer;
       if (answer.granted && asked) await this.#confirm(claim, await asked);
       return answer;
     } catch (error) {
-      this.giveBack(
-        claim,
-        ttl,
-        reply.then((late) => decodeAcquire(late, claim)),
-      );
+      this.giveBack(claim, ttl, call.reply);
       throw error;
     }
   }
 
+  /** Undefined where no grant has to be confirmed. */
+  #placeToConfirm(claim: Claim): Promise<Asked> | undefined {
+    if (this.#replicas === 0) return undefined;
+    const asked = this.#placeOf(claim);
+    asked.catch(() => undefined); // heard of if there is a grant; otherwise the request fails itself
+    return asked;
+  }
+
   /** Where the claim is asked for, to be compared: what was written elsewhere is not what WAIT is about. */
-  async #placeOf({ keys }: Claim): Promise<{ server: unknown; lostConnections: number }> {
+  async #placeOf({ keys }: Claim): Promise<Asked> {
     const { lostConnections } = this.#servers;
     const [first] = keys;
     return { server: first && (await this.#servers.of(first)), lostConnections };
   }
 
   /** @throws LockUnavailableError when not enough replicas have what was granted last, there */
-  async #confirm(claim: Claim, asked: { server: unknown; lostConnections: number }): Promise<void> {
+  async #confirm(claim: Claim, asked: Asked): Promise<void> {
     const { keys } = claim;
     const name = keys[0]?.owner ?? '';
     const { acquires } = this.#servers;
@@ -126,41 +151,54 @@ export class LockStore {
   }
 
   /**
-   * Asks for a single resource, or a place in its queue. Not bounded, unlike all others: the waiter has a deadline of
-   * its own, and as long as an ask is under way its answer decides what the waiter has.
+   * Asks for a single resource, or a place in its queue.
    *
    * @param isWanted asked before it is sent, which an outage may delay
+   * @param bounded false: has no deadline, for the waiter has one of its own, and as long as an ask is under way its
+   * answer decides what the waiter has
    */
-  async ask(
+  ask(
     claim: Claim,
     { ticket, neededFor, maxWaiters }: Place,
     isWanted: () => boolean,
-  ): Promise<AcquireReply> {
+    bounded: boolean,
+  ): Pick<ScriptCall<AcquireReply>, 'answer' | 'reply'> {
     const places =
       maxWaiters === Infinity ? '' : ` ${Math.min(Math.ceil(maxWaiters), Number.MAX_SAFE_INTEGER)}`;
-    const argv = [claim.token, `${ticket} ${Math.ceil(neededFor)}${places}`];
-    const { acquires } = this.#servers;
-    const asked = this.#replicas > 0 ? this.#placeOf(claim) : undefined;
-    asked?.catch(() => undefined); // heard of below, if there is a grant; otherwise the request fails itself
-    let answer: AcquireReply;
-    try {
-      const reply = acquires.run(ACQUIRE, triples(claim.keys), argv, isWanted);
-      answer = decodeAcquire(await reply, claim);
-    } catch (error) {
-      throw unavailable(error, claim.keys);
-    }
-    if (answer.granted && asked) await this.#confirm(claim, await asked);
-    return answer;
+    const asked = this.#placeToConfirm(claim);
+    const call = this.#servers.acquires.call({
+      script: ACQUIRE,
+      names: triples(claim.keys),
+      argv: [claim.token, `${ticket} ${Math.ceil(neededFor)}${places}`],
+      keys: claim.keys,
+      decode: decodeAcquire,
+      isWanted,
+      bounded,
+    });
+    if (!asked) return call;
+    const confirmed = async (answer: AcquireReply) => {
+      if (answer.granted) await this.#confirm(claim, await asked);
+      return answer;
+    };
+    return {
+      answer: call.answer.then(confirmed),
+      get reply() {
+        return call.reply;
+      },
+    };
   }
 
   /**
    * A client sends a request again when the connection died before its reply: 'not ours' would then be said of a
    * lock that the first of the two requests released.
    */
-  async release(claim: Claim): Promise<Release> {
+  release(claim: Claim): Promise<Release> {
     const parts = this.#parts(claim);
-    if (parts.length === 1) return this.#releasePart(claim);
-    const releases = await Promise.all(parts.map((part) => this.#releasePart(part)));
+    return parts.length === 1 ? this.#releasePart(claim) : this.#releaseAll(parts);
+  }
+
+  async #releaseAll(claims: readonly Claim[]): Promise<Release> {
+    const releases = await Promise.all(claims.map((claim) => this.#releasePart(claim)));
     return releases.find((release) => release !== 'released') ?? 'released';
   }
 
@@ -168,7 +206,7 @@ export class LockStore {
     const { lostConnections } = this.#servers;
     const sent = now();
     const number = claim.predecessors?.length ? (claim.fencingTokens?.[0] ?? '') : '';
-    const { released, handedOver } = decodeRelease(await this.#giveUp(RELEASE, claim, [number]));
+    const { released, handedOver } = await this.#giveUp(RELEASE, claim, [number], decodeRelease);
     this.reportHandOvers(claim, handedOver, sent);
     if (released === claim.keys.length) return 'released';
     if (this.#servers.lostConnections === lostConnections) return 'not ours';
@@ -185,10 +223,11 @@ export class LockStore {
   async passOn(claim: Claim): Promise<PassedOn> {
     const { runner, lostConnections } = this.#servers;
     const argv = [claim.token, claim.fencingTokens?.[0] ?? 0, ...(claim.predecessors ?? [])];
-    const reply = runner.run(PASS_ON, triples(claim.keys), argv);
-    const [ours, run] = (await runner.bounded(reply, claim.keys)) as [unknown, unknown];
+    const { keys } = claim;
+    const call = runner.call({ script: PASS_ON, names: triples(keys), argv, keys, decode: decodePassOn });
+    const { isOurs, run } = await call.answer;
     const foreign = this.#servers.lostConnections === lostConnections ? 'not ours' : 'unclear';
-    return { release: Number(ours) === 1 ? 'released' : foreign, run: decodeRun(run) };
+    return { release: isOurs ? 'released' : foreign, run };
   }
 
   /**
@@ -208,20 +247,23 @@ export class LockStore {
       ({ keys }) => this.#servers.slotOf(keys.owner),
     );
     const { runner } = this.#servers;
-    const renewSlot = async (entries: readonly { claim: Renewed; keys: ResourceKeys }[]) => {
-      const names = entries.flatMap(({ keys: { owner, fence } }) => [owner, fence]);
-      const argv = entries.flatMap(({ claim: { token, ttl } }) => [token, ttl]);
-      const replies = (await runner.run(RENEW, names, argv)) as unknown[];
-      entries.forEach(({ claim }, i) => {
-        const own = answers.get(claim) ?? [];
-        if (own.push(Number(replies[i])) < claim.keys.length) return;
-        const failed = own.includes(0) ? 'lost' : 'failed';
-        onAnswer(claim, own.every((answer) => answer === 1) ? 'renewed' : failed);
-      });
-    };
     const renewals = groups.map((entries) => {
       const keys = entries.map((entry) => entry.keys);
-      return runner.bounded(renewSlot(entries), keys, timeout);
+      const call = runner.call({
+        script: RENEW,
+        names: keys.flatMap(({ owner, fence }) => [owner, fence]),
+        argv: entries.flatMap(({ claim: { token, ttl } }) => [token, ttl]),
+        keys,
+        decode: (replies) => {
+          entries.forEach(({ claim }, i) => {
+            const own = answers.get(claim) ?? [];
+            if (own.push(Number((replies as unknown[])[i])) < claim.keys.length) return;
+            const failed = own.includes(0) ? 'lost' : 'failed';
+            onAnswer(claim, own.every((answer) => answer === 1) ? 'renewed' : failed);
+          });
+        },
+      });
+      return runner.bounded(call.answer, keys, timeout);
     });
     const failed = (await Promise.allSettled(renewals)).find(({ status }) => status === 'rejected');
     if (failed?.status === 'rejected') throw failed.reason;
@@ -231,9 +273,9 @@ export class LockStore {
   async extend(claim: Claim, ttl: number): Promise<Renewal> {
     const { runner } = this.#servers;
     const renewals = await Promise.all(
-      this.#parts(claim).map(async (part) => {
-        const reply = runner.run(EXTEND, triples(part.keys), [part.token, ttl]);
-        return Number(await runner.bounded(reply, part.keys)) === part.keys.length;
+      this.#parts(claim).map(async ({ token, keys }) => {
+        const request = { script: EXTEND, names: triples(keys), argv: [token, ttl], keys, decode: Number };
+        return (await runner.call(request).answer) === keys.length;
       }),
     );
     return renewals.every(Boolean) ? 'renewed' : 'lost';
@@ -247,23 +289,16 @@ export class LockStore {
   /** @returns null where nobody holds it */
   async inspect(keys: ResourceKeys): Promise<LockState | null> {
     const { runner } = this.#servers;
-    const reply = runner.run(INSPECT, triples([keys]), ['']);
-    const [holder, ttl, fencingToken, waiters] = (await runner.bounded(reply, [keys])) as unknown[];
-    if (holder === undefined || holder === null) return null;
-    return {
-      resource: keys.resource,
-      holder: String(holder),
-      fencingToken: Number(fencingToken ?? 0),
-      ttl: Number(ttl) < 0 ? Infinity : Number(ttl),
-      waiters: Number(waiters),
-    };
+    const names = triples([keys]);
+    const decode = (reply: unknown) => decodeState(reply, keys.resource);
+    return runner.call({ script: INSPECT, names, argv: [''], keys: [keys], decode }).answer;
   }
 
   /** Takes the lock away from whoever has it, and hands it to the next in line. */
   async forceRelease(keys: ResourceKeys): Promise<boolean> {
     const claim = { token: 'nobody:0:0', keys: [keys] };
     const sent = now();
-    const { released, handedOver } = decodeRelease(await this.#giveUp(FORCE_RELEASE, claim, []));
+    const { released, handedOver } = await this.#giveUp(FORCE_RELEASE, claim, [], decodeRelease);
     this.reportHandOvers(claim, handedOver, sent);
     return released === 1;
   }
@@ -289,10 +324,9 @@ export class LockStore {
       ? commitRecord(claim.token, commit.fencingToken, commit.number)
       : { record: '', field: '' };
     const argv = [record, field, commit?.fencingToken ?? claim.fencingTokens?.[0] ?? 0];
-    const reply = (await this.#giveUp(BURN, claim, argv)) as [Verdict, placeLost: unknown, ...string[]];
-    const [verdict, placeLost, ...handedOver] = reply;
+    const { verdict, placeLost, handedOver } = await this.#giveUp(BURN, claim, argv, decodeBurn);
     this.reportHandOvers(claim, handedOver, sent);
-    if (Number(placeLost) === 1) this.onPlaceLost(claim);
+    if (placeLost) this.onPlaceLost(claim);
     // As in release: what a first request of the two handed over was never heard.
     if (this.#servers.lostConnections !== lostConnections) this.onUnclear(claim);
     return verdict;
@@ -335,11 +369,17 @@ export class LockStore {
     return groups.map((keys) => ({ token: claim.token, keys })); // several resources have no predecessors
   }
 
-  async #giveUp(script: Script, claim: Claim, argv: (string | number)[]): Promise<unknown> {
-    const { runner } = this.#servers;
-    const reply = runner.run(script, triples(claim.keys), [tokensOf(claim), ...argv]);
+  async #giveUp<T>(
+    script: Script,
+    claim: Claim,
+    argv: readonly (string | number)[],
+    decode: (reply: unknown) => T,
+  ): Promise<T> {
+    const { keys } = claim;
+    const given = [tokensOf(claim), ...argv];
+    const call = this.#servers.runner.call({ script, names: triples(keys), argv: given, keys, decode });
     try {
-      return await runner.bounded(reply, claim.keys);
+      return await call.answer;
     } catch (error) {
       this.onUnclear(claim);
       throw error;

@@ -1,73 +1,79 @@
 import { isReply } from './redis-client.js';
+import type { ScriptCall } from './script-call.js';
+import type { ClaimScript, Script } from './script-parts.js';
 
 /** Claims in one script call. A full one is sent at once, so that Redis is at work on it while others come together. */
 const MAX_CLAIMS = 16;
+
 /** Of a claim on one resource; one on several goes alone. */
-export const KEYS_OF_ONE = 3;
-
-type Send = (keys: readonly string[], argv: readonly (string | number)[]) => Promise<unknown>;
-
-interface Request {
-  readonly keys: readonly string[];
-  readonly argv: readonly (string | number)[];
-  readonly resolve: (reply: unknown) => void;
-  readonly reject: (error: unknown) => void;
-}
+const KEYS_OF_ONE = 3;
 
 /**
- * Requests of one tick to a script that answers for many claims: they go to Redis in one call, and each gets its own
- * reply or error.
+ * Calls of one tick of a script that answers for many claims: they go to Redis in one command, and each gets its own
+ * reply or error. Any other script goes alone.
  */
 export class ScriptBatch {
-  readonly #send: Send;
-  readonly #requests: Request[] = [];
-  #isSent = false;
+  readonly script: Script | ClaimScript;
+  readonly calls: ScriptCall[] = [];
+  readonly #send: (batch: ScriptBatch) => void;
+  /** On the monotonic clock; undefined as long as it may take more. */
+  sentAt: number | undefined;
 
-  constructor(send: Send) {
+  constructor(script: Script | ClaimScript, send: (batch: ScriptBatch) => void) {
+    this.script = script;
     this.#send = send;
-    process.nextTick(() => this.flush()); // after the answers that are being passed on now
   }
 
-  /** Whether it takes no more. */
-  get isSent(): boolean {
-    return this.#isSent;
+  takes({ request: { script, names } }: ScriptCall): boolean {
+    return script === this.script && this.sentAt === undefined && names.length === KEYS_OF_ONE;
   }
 
-  add(keys: readonly string[], argv: readonly (string | number)[]): Promise<unknown> {
-    return new Promise((resolve, reject) => {
-      const waiting = this.#requests.push({ keys, argv, resolve, reject });
-      if (waiting === MAX_CLAIMS || keys.length !== KEYS_OF_ONE) this.flush();
-    });
+  add(call: ScriptCall): void {
+    this.calls.push(call);
+    const isFull = this.calls.length === MAX_CLAIMS || call.request.names.length !== KEYS_OF_ONE;
+    if (isFull || !('answersEach' in this.script)) this.flush();
+    else if (this.calls.length === 1) process.nextTick(flush, this); // after the answers that are being passed on now
   }
 
   flush(): void {
-    if (this.#isSent) return;
-    this.#isSent = true;
-    if (this.#requests.length > 0) void this.#sendAll(this.#requests);
+    if (this.sentAt !== undefined) return;
+    this.sentAt = performance.now();
+    this.#send(this);
   }
 
-  /** Never rejects: those who asked are told. */
-  async #sendAll(requests: readonly Request[]): Promise<void> {
-    const keys: string[] = [];
-    const argv: (string | number)[] = [];
-    for (const request of requests) {
-      for (const key of request.keys) keys.push(key);
-      for (const arg of request.argv) argv.push(arg);
-    }
-    try {
-      const replies = (await this.#send(keys, argv)) as unknown[];
-      requests.forEach(({ resolve, reject }, i) => {
-        const reply = replies[i];
-        if (reply instanceof Error) reject(reply);
-        else resolve(reply);
-      });
-    } catch (error) {
-      // The call was refused before it ran, be it for the keys of one of them: each hears its own.
-      const isRefused = error instanceof Error && isReply(error) && requests.length > 1;
-      for (const request of requests) {
-        if (isRefused) void this.#sendAll([request]);
-        else request.reject(error);
-      }
+  /** What is sent: how many KEYS, KEYS, ARGV. */
+  args(): [keys: number, ...args: (string | number)[]] {
+    const args: [number, ...(string | number)[]] = [0];
+    for (const { request } of this.calls) for (const name of request.names) args.push(name);
+    args[0] = args.length - 1;
+    for (const { request } of this.calls) for (const arg of request.argv) args.push(arg);
+    return args;
+  }
+
+  answered(reply: unknown): void {
+    if (!('answersEach' in this.script)) return this.calls[0]?.answered(reply);
+    const replies = reply as unknown[];
+    for (let i = 0; i < this.calls.length; i += 1) {
+      const own = replies[i];
+      if (own instanceof Error) this.calls[i]?.failed(own);
+      else this.calls[i]?.answered(own);
     }
   }
+
+  failed(error: unknown): void {
+    if (this.calls.length === 1 || !(error instanceof Error) || !isReply(error)) {
+      for (const call of this.calls) call.failed(error);
+      return;
+    }
+    // The command was refused before it ran, be it for the keys of one of them: each hears its own.
+    for (const call of this.calls) {
+      const alone = new ScriptBatch(this.script, this.#send);
+      alone.calls.push(call);
+      alone.flush();
+    }
+  }
+}
+
+function flush(batch: ScriptBatch): void {
+  batch.flush();
 }

@@ -1,10 +1,11 @@
 import type { Redis } from 'ioredis';
 import { LockUnavailableError } from '../errors/lock.errors.js';
-import { within } from './deadline.js';
+import { MAX_TIMER_DELAY, within } from './deadline.js';
 import type { ResourceKeys } from './lock-keys.js';
 import { isReply } from './redis-client.js';
-import { KEYS_OF_ONE, ScriptBatch } from './script-batch.js';
-import type { ClaimScript, Script } from './script-parts.js';
+import { ScriptBatch } from './script-batch.js';
+import { ScriptCall, unavailable } from './script-call.js';
+import type { ScriptRequest } from './script-call.js';
 import { Silence } from './silence.js';
 
 /** What ioredis says of a command that it could not write, and does not queue. */
@@ -17,16 +18,7 @@ export class NotSentError extends Error {
 
 /** Runs scripts where their keys are. */
 export interface Runner {
-  /**
-   * @param isWanted false: nobody waits for the answer any more; default: until commandTimeout is over
-   * @throws NotSentError, or Redis' own error
-   */
-  run(
-    script: Script | ClaimScript,
-    keys: readonly string[],
-    argv: readonly (string | number)[],
-    isWanted?: () => boolean,
-  ): Promise<unknown>;
+  call<T>(request: ScriptRequest<T>): ScriptCall<T>;
   /** Resolves when the connection is there, or closed for good; undefined: it is there. */
   ready(): Promise<void> | undefined;
   /** @throws LockUnavailableError also when there is no answer within the timeout, commandTimeout at most */
@@ -51,16 +43,21 @@ export class ScriptRunner implements Runner {
   #ready: Promise<void> | undefined;
   #stopWaiting: () => void = () => undefined;
   #closed = false;
-  /** For each request that is not answered yet. */
-  readonly #unanswered = new Set<() => void>();
+  /** What was sent and is not answered yet, the oldest first. */
+  readonly #unanswered = new Set<ScriptBatch>();
+  /** Set while something is unanswered: one for all, for all have the same time. */
+  #deadline: NodeJS.Timeout | undefined;
+  /** Ends what waits for the answer to a search. */
+  readonly #searches = new Set<() => void>();
   readonly #slotOf: (name: string) => number | undefined;
+  readonly #send = (batch: ScriptBatch) => this.#sendBatch(batch);
   /**
    * Scripts that were sent as text on this connection. Each is, once: a script that turns out to be unknown would be run
    * after what was sent later.
    */
   readonly #known = new Set<string>();
   /** By slot, for the keys of a script have to be in one: the last batch, which may still take more. */
-  readonly #collecting = new Map<number | undefined, { script: Script; batch: ScriptBatch }>();
+  readonly #collecting = new Map<number | undefined, ScriptBatch>();
   /** The last WAIT that was sent, and the one that will be sent when it has been answered. */
   #confirmed: Promise<number> | undefined;
   #confirming: Promise<number> | undefined;
@@ -70,7 +67,11 @@ export class ScriptRunner implements Runner {
     this.#client = client;
     this.#commandTimeout = commandTimeout;
     this.#slotOf = slotOf;
-    this.#silence = new Silence(client, commandTimeout, () => this.#unanswered.size > 0);
+    this.#silence = new Silence(
+      client,
+      commandTimeout,
+      () => this.#unanswered.size > 0 || this.#searches.size > 0,
+    );
     client.on('close', () => this.#known.clear()); // the next one may lead to another server
   }
 
@@ -79,60 +80,84 @@ export class ScriptRunner implements Runner {
     return this.#whenReady(() => true).catch(() => undefined); // whoever runs a script then is told
   }
 
-  async run(
-    script: Script | ClaimScript,
-    keys: readonly string[],
-    argv: readonly (string | number)[],
-    isWanted = wantedFor(this.#commandTimeout),
-  ): Promise<unknown> {
-    if (this.#client.status !== 'ready') await this.#whenReady(isWanted);
-    for (;;) {
-      try {
-        return await this.#dispatch(script, keys, argv);
-      } catch (error) {
-        if (!(error instanceof Error) || !error.message.includes(NOT_WRITABLE)) throw error;
-        await this.#whenReady(isWanted); // it was not sent: the connection is about to be closed
-      }
-    }
+  call<T>(request: ScriptRequest<T>): ScriptCall<T> {
+    const call = new ScriptCall(request);
+    if (this.#client.status === 'ready') this.#dispatch(call as ScriptCall);
+    else this.#dispatchWhenReady(call as ScriptCall);
+    return call;
+  }
+
+  #dispatchWhenReady(call: ScriptCall): void {
+    call.expireIn(this.#commandTimeout);
+    this.#whenReady(call.request.isWanted ?? (() => !call.isExpired)).then(
+      () => this.#dispatch(call),
+      (error: unknown) => call.failed(error),
+    );
   }
 
   /** What was asked for first is sent first, where it can concern the same keys. */
-  #dispatch(
-    script: Script | ClaimScript,
-    keys: readonly string[],
-    argv: readonly (string | number)[],
-  ): Promise<unknown> {
-    const slot = this.#slotOf(keys[0] ?? '');
+  #dispatch(call: ScriptCall): void {
+    const { script, names } = call.request;
+    const slot = this.#slotOf(names[0] ?? '');
     const collecting = this.#collecting.get(slot);
-    const fits = collecting?.script === script && !collecting.batch.isSent && keys.length === KEYS_OF_ONE;
-    if (fits) return collecting.batch.add(keys, argv);
-    collecting?.batch.flush();
-    this.#collecting.delete(slot);
-    if (!('answersEach' in script)) return this.#send(script, keys, argv);
-    const batch = new ScriptBatch((allKeys, allArgv) => this.#send(script, allKeys, allArgv));
-    this.#collecting.set(slot, { script, batch });
-    return batch.add(keys, argv);
+    if (collecting?.takes(call)) return collecting.add(call);
+    collecting?.flush();
+    const batch = new ScriptBatch(script, this.#send);
+    if ('answersEach' in script) this.#collecting.set(slot, batch);
+    batch.add(call);
   }
 
-  async #send(script: Script, keys: readonly string[], argv: readonly (string | number)[]): Promise<unknown> {
-    const args = [keys.length, ...keys, ...argv] as const;
-    const isKnown = this.#known.has(script.sha);
-    this.#known.add(script.sha);
-    const sent = isKnown
-      ? this.#client.evalsha(script.sha, ...args)
-      : this.#client.eval(script.text, ...args);
-    try {
-      const reply = await this.#untilClosed(sent);
-      this.#silence.heard();
-      return reply;
-    } catch (error) {
-      if (error instanceof Error && isReply(error)) {
-        this.#silence.heard();
-        if (error.message.startsWith('NOSCRIPT')) {
-          return this.#untilClosed(this.#client.eval(script.text, ...args));
-        }
+  #sendBatch(batch: ScriptBatch): void {
+    const { sha, text } = batch.script;
+    const args = batch.args();
+    const isKnown = this.#known.has(sha);
+    this.#known.add(sha);
+    this.#unanswered.add(batch);
+    this.#deadline ??= this.#expireIn(this.#commandTimeout);
+    this.#silence.listen();
+    const sent = isKnown ? this.#client.evalsha(sha, ...args) : this.#client.eval(text, ...args);
+    sent.then(
+      (reply) => this.#answered(batch, reply),
+      (error: Error) => {
+        if (isReply(error) && error.message.startsWith('NOSCRIPT')) {
+          this.#client.eval(text, ...args).then(
+            (reply) => this.#answered(batch, reply),
+            (again: unknown) => this.#failed(batch, again),
+          );
+        } else this.#failed(batch, error);
+      },
+    );
+  }
+
+  #answered(batch: ScriptBatch, reply: unknown): void {
+    this.#unanswered.delete(batch);
+    this.#silence.heard();
+    batch.answered(reply);
+  }
+
+  #failed(batch: ScriptBatch, error: unknown): void {
+    this.#unanswered.delete(batch);
+    if (error instanceof Error && isReply(error)) this.#silence.heard();
+    if (error instanceof Error && error.message.includes(NOT_WRITABLE)) {
+      // It was not sent: the connection is about to be closed.
+      for (const call of batch.calls) this.#dispatchWhenReady(call);
+    } else batch.failed(error);
+  }
+
+  #expireIn(ms: number): NodeJS.Timeout {
+    return setTimeout(() => this.#expire(), Math.min(ms, MAX_TIMER_DELAY)).unref();
+  }
+
+  /** All that were sent too long ago; the next ones later. Their replies may still come. */
+  #expire(): void {
+    this.#deadline = undefined;
+    for (const { sentAt = 0, calls } of this.#unanswered) {
+      const left = sentAt + this.#commandTimeout - performance.now();
+      if (left > 0) {
+        this.#deadline = this.#expireIn(left);
+        return;
       }
-      throw error;
+      for (const call of calls) call.expire(this.#commandTimeout);
     }
   }
 
@@ -163,7 +188,7 @@ export class ScriptRunner implements Runner {
   /** @throws LockUnavailableError */
   async scan(cursor: string, pattern: string, count: number): Promise<[next: string, keys: string[]]> {
     const found = (async () => {
-      if (this.#client.status !== 'ready') await this.#whenReady(wantedFor(this.#commandTimeout));
+      if (this.#client.status !== 'ready') await this.#whenReady(wantedFor(this.#commandTimeout)); // as long as it is waited for below
       const reply = this.#client.scan(cursor, 'MATCH', pattern, 'COUNT', count, 'TYPE', 'string');
       return this.#untilClosed(reply);
     })();
@@ -174,16 +199,18 @@ export class ScriptRunner implements Runner {
   close(): void {
     this.#closed = true;
     this.#client.disconnect();
+    clearTimeout(this.#deadline);
     this.#stopWaiting();
-    for (const end of this.#unanswered) end();
+    for (const batch of this.#unanswered) batch.failed(closedError());
+    for (const end of this.#searches) end();
   }
 
   #untilClosed<T>(reply: Promise<T>): Promise<T> {
     return new Promise((resolve, reject) => {
-      const end = () => reject(new Error('The connection to Redis was closed before there was an answer'));
-      this.#unanswered.add(end);
+      const end = () => reject(closedError());
+      this.#searches.add(end);
       this.#silence.listen();
-      reply.then(resolve, reject).finally(() => this.#unanswered.delete(end));
+      reply.then(resolve, reject).finally(() => this.#searches.delete(end));
     });
   }
 
@@ -200,6 +227,10 @@ export class ScriptRunner implements Runner {
   }
 }
 
+function closedError(): Error {
+  return new Error('The connection to Redis was closed before there was an answer');
+}
+
 /** @throws LockUnavailableError when it fails, or is not there within so many ms */
 export async function bounded<T>(
   reply: Promise<T>,
@@ -209,19 +240,11 @@ export async function bounded<T>(
   try {
     return await within(timeout, reply);
   } catch (error) {
-    throw unavailable(error, keys);
+    throw error instanceof LockUnavailableError ? error : unavailable(error, keys);
   }
 }
 
-export function wantedFor(ms: number): () => boolean {
+function wantedFor(ms: number): () => boolean {
   const deadline = performance.now() + ms;
   return () => performance.now() <= deadline;
-}
-
-export function unavailable(cause: unknown, keys: readonly ResourceKeys[]): LockUnavailableError {
-  const said = cause instanceof Error ? cause.message : String(cause);
-  return new LockUnavailableError(`Redis could not be asked for the lock: ${said}`, {
-    resources: keys.map(({ resource }) => resource),
-    cause,
-  });
 }

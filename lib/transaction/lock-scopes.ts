@@ -21,6 +21,8 @@ export interface Held {
   readonly path: readonly LockScope[];
 }
 
+const NONE: readonly never[] = [];
+
 /** The scopes of one application, each known to the code that runs in it. */
 export class LockScopes {
   readonly #storage = new AsyncLocalStorage<LockScope>();
@@ -41,13 +43,19 @@ export class LockScopes {
   }
 
   held(service: object, keys: readonly ResourceKeys[]): Held {
+    const innermost = this.innermostOpen;
+    if (innermost === undefined) return { grants: NONE, missing: keys, joinable: undefined, path: NONE };
     const grants = new Set<Grant>();
     const missing = new Set(keys);
     const visited = new Set<LockScope>();
     const path: LockScope[] = [];
     let joinable: LockScope | undefined;
     let outwards: LockScope[] = [];
-    for (let scope = this.innermostOpen; scope !== undefined && missing.size > 0; scope = scope.outer) {
+    for (
+      let scope: LockScope | undefined = innermost;
+      scope !== undefined && missing.size > 0;
+      scope = scope.outer
+    ) {
       if (!visited.has(scope)) outwards.push(scope);
       for (const each of scope.visited) visited.add(each);
       for (const key of missing) {

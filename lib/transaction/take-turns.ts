@@ -26,7 +26,7 @@ export async function takeTurns(
   const onAbort = () => giveUp(new LockNotAcquiredError('aborted', { resources, cause: signal?.reason }));
   signal?.addEventListener('abort', onAbort);
   const onLoss = (reason: string) => giveUp(new LockLostError({ resources, reason }));
-  for (const { lease } of grants) lease.lossListeners.add(onLoss);
+  for (const { lease } of grants) lease.onLoss(onLoss);
   if (signal?.aborted) onAbort();
   try {
     // In line for the next one only with the turn in the one before: otherwise two could wait for each other.
@@ -34,6 +34,6 @@ export async function takeTurns(
   } finally {
     deadline.clear();
     signal?.removeEventListener('abort', onAbort);
-    for (const { lease } of grants) lease.lossListeners.delete(onLoss);
+    for (const { lease } of grants) lease.offLoss(onLoss);
   }
 }
