@@ -4,15 +4,20 @@ import type { Instant } from '../redis/instant.js';
 import type { Claim, ResourceKeys } from '../redis/lock-keys.js';
 import type { AcquireReply } from '../redis/lock-replies.js';
 import type { LockStore } from '../redis/lock-store.js';
+import { Bag } from './bag.js';
+import type { Placed } from './bag.js';
 import { Lease } from './lease.js';
 import type { Inheritance } from './lease.js';
 import type { LeaseKeeper } from './lease-keeper.js';
 import type { Patience } from './waiter.js';
 import type { WaitingRoom } from './waiting-room.js';
 
+/** A claim from when it is asked for until it is kept, or given up. */
+interface PendingClaim extends Claim, Placed {}
+
 /** A claim that was granted, all of it. */
 export interface Acquired {
-  readonly claim: Claim;
+  readonly claim: PendingClaim;
   /** In the order of the claim's keys. */
   readonly fencingTokens: readonly number[];
   /** When the request for it was sent. */
@@ -26,43 +31,45 @@ export class Acquirer {
   readonly #room: WaitingRoom;
   readonly #keeper: LeaseKeeper;
   readonly #newToken: (ttl: number) => string;
-  /** Tokens that were asked for, until they are given up or {@link begun}. */
-  readonly #pending = new Set<string>();
+  /** What was asked for, until it is given up or {@link begun}. */
+  readonly #pending = new Bag<PendingClaim>();
 
   constructor(store: LockStore, room: WaitingRoom, keeper: LeaseKeeper, newToken: (ttl: number) => string) {
     this.#store = store;
     this.#room = room;
     this.#keeper = keeper;
-    this.#newToken = (ttl) => {
-      const token = newToken(ttl);
-      this.#pending.add(token);
-      return token;
-    };
+    this.#newToken = newToken;
   }
 
   isPending(token: string): boolean {
-    return this.#pending.has(token);
+    return this.#pending.find((claim) => claim.token === token) !== undefined;
   }
 
-  /** Somebody else keeps what was acquired with the token from here on, or nobody does. */
-  begun(token: string): void {
-    this.#pending.delete(token);
+  /** Somebody else keeps what was acquired with the claim from here on, or nobody does. */
+  begun(claim: PendingClaim): void {
+    this.#pending.delete(claim);
+  }
+
+  #begin(keys: readonly ResourceKeys[], ttl: number): PendingClaim {
+    const claim = { token: this.#newToken(ttl), keys, place: -1 };
+    this.#pending.add(claim);
+    return claim;
   }
 
   /**
-   * The token of what is acquired stays pending until {@link begun} is told of it.
+   * The claim of what is acquired stays pending until {@link begun} is told of it.
    *
    * @param patience undefined: does not wait
    * @throws LockNotAcquiredError, LockUnavailableError
    */
   async acquire(keys: readonly ResourceKeys[], ttl: number, patience?: Patience): Promise<Acquired> {
-    const claim = { token: this.#newToken(ttl), keys };
+    const claim = this.#begin(keys, ttl);
     if (patience !== undefined && keys.length === 1) {
       try {
         const { fencingToken, acquired, inheritance } = await this.#room.wait(claim, ttl, patience);
         return { claim, fencingTokens: [fencingToken], acquired, inheritance };
       } catch (error) {
-        this.begun(claim.token);
+        this.begun(claim);
         throw error;
       }
     }
@@ -71,7 +78,7 @@ export class Acquirer {
     try {
       reply = await this.#store.acquire(claim, ttl);
     } finally {
-      this.begun(claim.token); // nobody is told of it
+      this.begun(claim); // nobody is told of it
     }
     if (reply.granted) return { claim, fencingTokens: reply.fencingTokens, acquired };
     if (patience !== undefined) return this.#gather(keys, ttl, { ...patience, beginsAtOnce: false });
@@ -90,7 +97,7 @@ export class Acquirer {
    */
   async #gather(keys: readonly ResourceKeys[], ttl: number, patience: Patience): Promise<Acquired> {
     for (;;) {
-      const claim = { token: this.#newToken(ttl), keys };
+      const claim = this.#begin(keys, ttl);
       const taken: Lease[] = [];
       try {
         for (const key of keys) {
@@ -116,8 +123,8 @@ export class Acquirer {
     }
   }
 
-  async #giveUp(claim: Claim, ttl: number): Promise<void> {
-    this.begun(claim.token);
+  async #giveUp(claim: PendingClaim, ttl: number): Promise<void> {
+    this.begun(claim);
     await this.#store.burn(claim).catch(() => this.#store.giveBack(claim, ttl));
   }
 }

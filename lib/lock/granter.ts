@@ -73,13 +73,13 @@ export class Granter {
           });
         }
       } catch (error) {
-        acquirer.begun(lease.token);
+        acquirer.begun(claim);
         store.giveBack(lease, ttl);
         throw error;
       }
       const lock = Lock.of(lease, keeper);
       keeper.keep(lease);
-      acquirer.begun(lease.token);
+      acquirer.begun(claim);
       if (inheritance) void succession.follow(lease, inheritance);
       return { lease, lock };
     } finally {

@@ -4,6 +4,7 @@ import type { LockStore } from '../redis/lock-store.js';
 import type { Release } from '../redis/lock-replies.js';
 import { elapsedSince, now } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
+import { Bag } from './bag.js';
 import type { Lease } from './lease.js';
 
 /** Renewals due within this part of their ttl go along with the ones that are due now. */
@@ -19,7 +20,7 @@ const RETRY_PAUSE = 50;
  */
 export class LeaseKeeper {
   readonly #store: LockStore;
-  readonly #leases = new Set<Lease>();
+  readonly #leases = new Bag<Lease>();
   #timer: NodeJS.Timeout | undefined;
   #timerDueAt = Infinity;
   /** Released by their holders, but not before their minHold is over. */
@@ -33,14 +34,14 @@ export class LeaseKeeper {
   }
 
   /** The leases held at the moment. */
-  get leases(): ReadonlySet<Lease> {
+  get leases(): Iterable<Lease> {
     return this.#leases;
   }
 
   /** Whether a lease of that token is held, or held back for its minHold. */
   has(token: string): boolean {
-    for (const lease of [...this.#leases, ...this.#heldBack.keys()]) if (lease.token === token) return true;
-    return false;
+    const isIt = (lease: Lease) => lease.token === token;
+    return this.#leases.find(isIt) !== undefined || [...this.#heldBack.keys()].some(isIt);
   }
 
   /** Takes the lease into keeping, until it is released or lost. */

@@ -1,6 +1,7 @@
 import { elapsedSince } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
 import type { Claim, ResourceKeys } from '../redis/lock-keys.js';
+import type { Placed } from './bag.js';
 import type { PassedOn, Release } from '../redis/lock-replies.js';
 
 /** What is counted on of a ttl, for clocks that do not go alike. */
@@ -40,7 +41,8 @@ export interface LeaseTerms {
 }
 
 /** A lease as this process knows it. LeaseKeeper alone changes it. */
-export class Lease implements Claim {
+export class Lease implements Claim, Placed {
+  place = -1;
   state: LeaseState = 'held';
   /** ms the lease lasts from {@link measuredFrom}. */
   ttl: number;

@@ -1,5 +1,6 @@
 import type { Instant } from '../redis/instant.js';
 import type { Claim } from '../redis/lock-keys.js';
+import type { Placed } from './bag.js';
 import type { Inheritance } from './lease.js';
 
 /** How long somebody is ready to wait, and how many may. */
@@ -22,7 +23,7 @@ export interface Granted {
 }
 
 /** One who waits for a single resource. */
-export interface Waiter {
+export interface Waiter extends Placed {
   readonly claim: Claim;
   readonly ttl: number;
   readonly patience: Patience;

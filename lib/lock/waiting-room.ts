@@ -8,6 +8,7 @@ import type { Claim } from '../redis/lock-keys.js';
 import type { LockStore } from '../redis/lock-store.js';
 import type { AcquireReply, HandedOver } from '../redis/lock-replies.js';
 import type { Servers } from '../redis/servers.js';
+import { Bag } from './bag.js';
 import { neededBy } from './waiter.js';
 import type { Granted, Patience, Waiter } from './waiter.js';
 import { WaitingLine } from './waiting-line.js';
@@ -29,6 +30,9 @@ export class WaitingRoom {
   readonly #servers: WakeUpPlaces;
   readonly #commandTimeout: number;
   readonly #isInUse: (token: string) => boolean;
+  /** Whose first ask is under way: most of them are granted, and never get in line. */
+  readonly #newcomers = new Bag<Waiter>();
+  /** Those in line. */
   readonly #byToken = new Map<string, Waiter>();
   readonly #lines = new Map<string, WaitingLine>();
   readonly #askOne = (waiter: Waiter) => this.#ask(waiter);
@@ -61,7 +65,9 @@ export class WaitingRoom {
     if (sharded || this.#servers.subscribed(claim)) return this.#waitUnheard(claim, ttl, patience);
     return new Promise((resolve, reject) => {
       this.#assertWelcome(claim, patience);
-      void this.#ask(this.#enter(this.#lineFor(claim), claim, ttl, patience, resolve, reject));
+      const waiter = this.#makeWaiter(claim, ttl, patience, resolve, reject);
+      this.#newcomers.add(waiter);
+      void this.#ask(waiter);
     });
   }
 
@@ -87,7 +93,9 @@ export class WaitingRoom {
     }
     line.coming -= 1;
     return new Promise((resolve, reject) => {
-      void this.#ask(this.#enter(line, claim, ttl, patience, resolve, reject));
+      const waiter = this.#makeWaiter(claim, ttl, patience, resolve, reject);
+      this.#getInLine(waiter);
+      void this.#ask(waiter);
     });
   }
 
@@ -111,24 +119,35 @@ export class WaitingRoom {
 
   /** @throws LockNotAcquiredError when the application closes, or the caller has aborted */
   #assertWelcome({ keys }: Claim, patience: Patience): void {
-    const resources = resourcesOf(keys);
     if (this.#closed === 'yes' || (this.#closed === 'except nested' && !patience.nested)) {
-      throw new LockNotAcquiredError('shutdown', { resources });
+      throw new LockNotAcquiredError('shutdown', { resources: resourcesOf(keys) });
     }
     if (patience.signal?.aborted) {
-      throw new LockNotAcquiredError('aborted', { resources, cause: patience.signal.reason });
+      throw new LockNotAcquiredError('aborted', {
+        resources: resourcesOf(keys),
+        cause: patience.signal.reason,
+      });
     }
   }
 
   /** A message for one of our waiters: the lock seems to be its own. */
   told(token: string): void {
-    const waiter = this.#byToken.get(token);
+    const waiter = this.#find(token);
     if (waiter) void this.#ask(waiter);
+  }
+
+  #find(token: string): Waiter | undefined {
+    return this.#byToken.get(token) ?? this.#newcomers.find(({ claim }) => claim.token === token);
+  }
+
+  *#everybody(): Iterable<Waiter> {
+    yield* this.#byToken.values();
+    yield* this.#newcomers;
   }
 
   /** Messages may have been lost, and places with them: all who wait ask again. */
   askAll(): void {
-    for (const waiter of this.#byToken.values()) void this.#ask(waiter);
+    for (const waiter of this.#everybody()) void this.#ask(waiter);
   }
 
   /** Redis has said which waiters come before those of all other clients. */
@@ -148,26 +167,28 @@ export class WaitingRoom {
 
   /** The waiter has the lock. */
   begin(waiter: Waiter, granted: Granted): void {
-    const line = this.#lineOf(waiter);
     this.#leave(waiter, 'granted');
     waiter.resolve(granted);
-    line?.leaseEndsIn(waiter.ttl);
+    this.#lineOf(waiter)?.leaseEndsIn(waiter.ttl);
   }
 
   /** One of ours may have one of these locks without knowing, or may have lost its place. */
   #recheckAll(claim: Claim): void {
-    for (const { owner } of claim.keys) void this.#lines.get(owner)?.recheck();
+    for (const { owner } of claim.keys) {
+      void this.#lines.get(owner)?.recheck();
+      for (const newcomer of this.#newcomers)
+        if (ownerKey(newcomer.claim) === owner) void this.#ask(newcomer);
+    }
   }
 
   /** Sends everybody away, or only those whose work is not needed for other work to end. */
   async close(alsoNested: boolean): Promise<void> {
     this.#closed = alsoNested ? 'yes' : 'except nested';
-    const leaving = [...this.#byToken.values()].filter(({ patience }) => alsoNested || !patience.nested);
+    const leaving = [...this.#everybody()].filter(({ patience }) => alsoNested || !patience.nested);
     await Promise.all(leaving.map((waiter) => this.#giveUp(waiter, 'shutdown')));
   }
 
-  #enter(
-    line: WaitingLine,
+  #makeWaiter(
     claim: Claim,
     ttl: number,
     patience: Patience,
@@ -186,20 +207,24 @@ export class WaitingRoom {
       lateGrants: 0,
       resolve,
       reject,
-      cleanUp: this.#watchPatience(patience, (reason) => void this.#giveUp(waiter, reason)),
+      cleanUp: undefined,
+      place: -1,
     };
-    this.#byToken.set(claim.token, waiter);
-    line.waiters.add(waiter);
+    if (patience.until < Infinity || patience.signal) waiter.cleanUp = this.#watchPatience(waiter);
     return waiter;
   }
 
-  #watchPatience(
-    { until, signal }: Patience,
-    giveUp: (reason: LockNotAcquiredReason) => void,
-  ): (() => void) | undefined {
-    if (until === Infinity && signal === undefined) return undefined;
-    const onAbort = () => giveUp('aborted');
-    const deadline = until < Infinity ? new Alarm(() => giveUp('timeout')) : undefined;
+  /** Its place is known by Redis, or about to be. */
+  #getInLine(waiter: Waiter): void {
+    this.#newcomers.delete(waiter);
+    this.#byToken.set(waiter.claim.token, waiter);
+    this.#lineFor(waiter.claim).waiters.add(waiter);
+  }
+
+  #watchPatience(waiter: Waiter): () => void {
+    const { until, signal } = waiter.patience;
+    const onAbort = () => void this.#giveUp(waiter, 'aborted');
+    const deadline = until < Infinity ? new Alarm(() => void this.#giveUp(waiter, 'timeout')) : undefined;
     deadline?.set(until);
     signal?.addEventListener('abort', onAbort);
     return () => {
@@ -257,6 +282,7 @@ export class WaitingRoom {
     } else {
       waiter.ticket = answer.ticket;
       waiter.retryAfter = answer.retryAfter;
+      if (waiter.place !== -1) this.#getInLine(waiter);
       const line = this.#lineOf(waiter);
       if (answer.before !== undefined) line?.comesAfter(answer.before, claim.token);
       if (!this.#servers.hears(claim)) this.#listenAgain(waiter);
@@ -274,7 +300,7 @@ export class WaitingRoom {
 
   /** @returns whether somebody uses that token: who was granted it by an ask may have been handed it as well */
   #handOver({ token, fencingToken, sent, run }: HandedOver): boolean {
-    const waiter = this.#byToken.get(token);
+    const waiter = this.#find(token);
     if (!waiter) return this.#isInUse(token);
     this.runs(ownerKey(waiter.claim), run);
     // An ask that is under way might take the lock again after it was used and released: its answer comes first.
@@ -298,14 +324,13 @@ export class WaitingRoom {
 
   #fail(waiter: Waiter, error: unknown): void {
     if (waiter.state !== 'waiting') return; // giving up goes on, and rejects it
-    const line = this.#lineOf(waiter);
     this.#leave(waiter, 'gone');
     const resources = resourcesOf(waiter.claim.keys);
     const message = 'Redis did not answer whether the lock can be had';
     waiter.reject(
       error instanceof DeadlineError ? new LockUnavailableError(message, { resources, cause: error }) : error,
     );
-    line?.leaseEndsIn(AFTER_FAILURE);
+    this.#lineOf(waiter)?.leaseEndsIn(AFTER_FAILURE);
   }
 
   /** Leaves the queue, and passes on a lock that crosses that. Rejects the waiter only after Redis has answered. */
@@ -325,6 +350,7 @@ export class WaitingRoom {
     if (waiter.state !== 'waiting') return;
     waiter.state = state;
     waiter.cleanUp?.();
+    if (this.#newcomers.delete(waiter)) return;
     this.#byToken.delete(waiter.claim.token);
     const line = this.#lineOf(waiter);
     if (!line) return;

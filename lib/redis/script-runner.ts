@@ -44,7 +44,7 @@ export class ScriptRunner implements Runner {
   #stopWaiting: () => void = () => undefined;
   #closed = false;
   /** What was sent and is not answered yet, the oldest first. */
-  readonly #unanswered = new Set<ScriptBatch>();
+  readonly #unanswered: ScriptBatch[] = [];
   /** Set while something is unanswered: one for all, for all have the same time. */
   #deadline: NodeJS.Timeout | undefined;
   /** Ends what waits for the answer to a search. */
@@ -70,7 +70,7 @@ export class ScriptRunner implements Runner {
     this.#silence = new Silence(
       client,
       commandTimeout,
-      () => this.#unanswered.size > 0 || this.#searches.size > 0,
+      () => this.#unanswered.length > 0 || this.#searches.size > 0,
     );
     client.on('close', () => this.#known.clear()); // the next one may lead to another server
   }
@@ -112,7 +112,7 @@ export class ScriptRunner implements Runner {
     const args = batch.args();
     const isKnown = this.#known.has(sha);
     this.#known.add(sha);
-    this.#unanswered.add(batch);
+    this.#unanswered.push(batch);
     this.#deadline ??= this.#expireIn(this.#commandTimeout);
     this.#silence.listen();
     const sent = isKnown ? this.#client.evalsha(sha, ...args) : this.#client.eval(text, ...args);
@@ -130,18 +130,25 @@ export class ScriptRunner implements Runner {
   }
 
   #answered(batch: ScriptBatch, reply: unknown): void {
-    this.#unanswered.delete(batch);
+    this.#ended(batch);
     this.#silence.heard();
     batch.answered(reply);
   }
 
   #failed(batch: ScriptBatch, error: unknown): void {
-    this.#unanswered.delete(batch);
+    this.#ended(batch);
     if (error instanceof Error && isReply(error)) this.#silence.heard();
     if (error instanceof Error && error.message.includes(NOT_WRITABLE)) {
       // It was not sent: the connection is about to be closed.
       for (const call of batch.calls) this.#dispatchWhenReady(call);
     } else batch.failed(error);
+  }
+
+  #ended(batch: ScriptBatch): void {
+    // Redis answers in order: it is the first one, but for what was sent again.
+    const place = this.#unanswered.indexOf(batch);
+    if (place === 0) this.#unanswered.shift();
+    else if (place > 0) this.#unanswered.splice(place, 1);
   }
 
   #expireIn(ms: number): NodeJS.Timeout {
@@ -201,7 +208,7 @@ export class ScriptRunner implements Runner {
     this.#client.disconnect();
     clearTimeout(this.#deadline);
     this.#stopWaiting();
-    for (const batch of this.#unanswered) batch.failed(closedError());
+    for (const batch of this.#unanswered.splice(0)) batch.failed(closedError());
     for (const end of this.#searches) end();
   }
 
