@@ -3,12 +3,11 @@ import type { AcquireOptions, ResolvedModuleOptions } from '../redis-lock.option
 import { resourcesOf } from '../redis/lock-keys.js';
 import type { ResourceKeys } from '../redis/lock-keys.js';
 import type { LockStore } from '../redis/lock-store.js';
-import type { Grant } from '../transaction/lock-scope.js';
 import type { Acquirer } from './acquirer.js';
+import { Grant } from './grant.js';
 import { InFlight } from './in-flight.js';
 import { Lease } from './lease.js';
 import type { LeaseKeeper } from './lease-keeper.js';
-import { Lock } from './lock.js';
 import type { Succession } from './succession.js';
 
 interface GranterParts {
@@ -49,20 +48,23 @@ export class Granter {
    */
   async grant(keys: readonly ResourceKeys[], options: AcquireOptions = {}): Promise<Grant> {
     const { store, keeper, acquirer, succession } = this.#parts;
+    const { signal, minHold = 0 } = options;
+    const nested = this.#parts.isNested();
+    this.#assertWanted(keys, signal, nested);
+    const ttl = options.ttl ?? this.#options.ttl;
+    const wait = options.wait ?? this.#options.wait;
+    const autoExtend = options.autoExtend ?? this.#options.autoExtend;
+    const maxHold = options.maxHold ?? this.#options.maxHold;
+    const { maxWaiters } = this.#options;
+    const until = performance.now() + wait;
+    const patience = { until, maxWaiters, signal, nested, beginsAtOnce: true };
+    const asked = acquirer.begin(keys, ttl);
+    let claim = asked;
     this.#underWay.begin();
     try {
-      const { signal, minHold = 0 } = options;
-      const nested = this.#parts.isNested();
-      this.#assertWanted(keys, signal, nested);
-      const ttl = options.ttl ?? this.#options.ttl;
-      const wait = options.wait ?? this.#options.wait;
-      const autoExtend = options.autoExtend ?? this.#options.autoExtend;
-      const maxHold = options.maxHold ?? this.#options.maxHold;
-      const { maxWaiters } = this.#options;
-      const until = performance.now() + wait;
-      const patience = { until, maxWaiters, signal, nested, beginsAtOnce: true };
-      const granted = await acquirer.acquire(keys, ttl, wait > 0 ? patience : undefined);
-      const { claim, fencingTokens, acquired, inheritance } = granted;
+      const granted = await acquirer.acquire(asked, ttl, wait > 0 ? patience : undefined);
+      const { fencingTokens, acquired, inheritance } = granted;
+      ({ claim } = granted);
       const terms = { acquired, ttl, autoExtend, maxHold, minHold, inheritance };
       const lease = new Lease(claim.token, keys, fencingTokens, terms);
       try {
@@ -73,16 +75,15 @@ export class Granter {
           });
         }
       } catch (error) {
-        acquirer.begun(claim);
         store.giveBack(lease, ttl);
         throw error;
       }
-      const lock = Lock.of(lease, keeper);
       keeper.keep(lease);
-      acquirer.begun(claim);
       if (inheritance) void succession.follow(lease, inheritance);
-      return { lease, lock };
+      return new Grant(lease, keeper);
     } finally {
+      acquirer.end(asked);
+      acquirer.end(claim);
       this.#underWay.end();
     }
   }

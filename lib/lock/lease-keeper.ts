@@ -65,13 +65,11 @@ export class LeaseKeeper {
     return lease.released;
   }
 
-  async #release(lease: Lease): Promise<Release> {
-    try {
-      return await this.#store.release(lease);
-    } catch (error) {
+  #release(lease: Lease): Promise<Release> {
+    return this.#store.release(lease).catch((error: unknown) => {
       this.#store.giveBack(lease, lease.ttl);
       throw error;
-    }
+    });
   }
 
   /**

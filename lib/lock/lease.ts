@@ -66,6 +66,8 @@ export class Lease implements Claim, Placed {
   commits = 0;
   /** Settled when the one that is under way has ended. */
   committing: Promise<void> | undefined;
+  /** Why it was lost, if it was. */
+  lossReason: string | undefined;
   #lossListeners: LossListener | Set<LossListener> | undefined;
 
   readonly #acquired: Instant;
@@ -98,6 +100,7 @@ export class Lease implements Claim, Placed {
   }
 
   tellLoss(reason: string): void {
+    this.lossReason = reason;
     const known = this.#lossListeners;
     if (known instanceof Set) for (const listener of known) listener(reason);
     else known?.(reason);

@@ -144,13 +144,16 @@ export class LockService
    * @throws LockUnavailableError when Redis cannot be asked within commandTimeout; nothing is left behind
    * @throws LockConfigurationError for a wrong resource or option
    */
-  async acquire(resource: Resource, options?: AcquireOptions): Promise<Lock> {
-    checkAcquireOptions(options);
-    const keys = this.#keysOf(resource, options?.slot);
-    const { grants, missing } = this.#scopes.held(this, keys);
-    const [grant] = grants;
-    if (missing.length === 0 && grant) return Lock.of(grant.lease, this.#keeper, true);
-    return (await this.#granter.grant(missing, options)).lock;
+  acquire(resource: Resource, options?: AcquireOptions): Promise<Lock> {
+    try {
+      checkAcquireOptions(options);
+      const { grants, missing } = this.#scopes.held(this, this.#keysOf(resource, options?.slot));
+      const [grant] = grants;
+      if (missing.length === 0 && grant) return Promise.resolve(Lock.of(grant.lease, this.#keeper, true));
+      return this.#granter.grant(missing, options).then(({ lock }) => lock);
+    } catch (error) {
+      return Promise.reject(error as LockConfigurationError);
+    }
   }
 
   /**

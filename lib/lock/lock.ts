@@ -32,7 +32,8 @@ export class Lock implements AsyncDisposable {
     this.#joined = joined;
     this.resources = lease.resources;
     this.token = lease.token;
-    lease.onLoss(this.#onLoss);
+    if (lease.lossReason === undefined) lease.onLoss(this.#onLoss);
+    else this.#onLoss(lease.lossReason);
   }
 
   /**
@@ -107,9 +108,9 @@ export class Lock implements AsyncDisposable {
     return this.#released;
   }
 
-  async #release(): Promise<void> {
+  #release(): Promise<void> {
     this.#lease.offLoss(this.#onLoss);
-    if (!this.#joined) await this.#keeper.release(this.#lease);
+    return this.#joined ? Promise.resolve() : this.#keeper.release(this.#lease).then(nothing);
   }
 
   /** Like release, but never in the way of an error that is already on its way: a failed release is no rejection. */
@@ -123,4 +124,8 @@ export class Lock implements AsyncDisposable {
       this.#keeper.lose(this.#lease, 'its time was over before it could be renewed');
     }
   }
+}
+
+function nothing(): void {
+  // A release has no result.
 }

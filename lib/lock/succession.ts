@@ -87,7 +87,7 @@ export class Succession {
     // Until Redis has answered, the shorter one of the two leases counts.
     const measuredFrom = earlier(lease.measuredFor(heir.ttl), sent);
     const inheritance: Inheritance = { measuredFrom, predecessors, sent, told };
-    this.#room.begin(heir, { fencingToken, acquired: sent, inheritance });
+    this.#room.begin(heir, { claim: heir.claim, fencingTokens: [fencingToken], acquired: sent, inheritance });
     const { release } = await told;
     if (release === 'released') return release;
     // Where this process has given the lock up again before Redis had heard of it, that named this token as well.

@@ -15,16 +15,22 @@ export interface Patience {
   readonly beginsAtOnce: boolean;
 }
 
-/** A lock that was granted, and when the request for it was sent. */
+/** A claim from when it is asked for until it is kept, or given up. */
+export interface PendingClaim extends Claim, Placed {}
+
+/** A claim that was granted, all of it. */
 export interface Granted {
-  readonly fencingToken: number;
+  readonly claim: PendingClaim;
+  /** In the order of the claim's keys. */
+  readonly fencingTokens: readonly number[];
+  /** When the request for it was sent. */
   readonly acquired: Instant;
-  readonly inheritance?: Inheritance;
+  readonly inheritance?: Inheritance | undefined;
 }
 
 /** One who waits for a single resource. */
 export interface Waiter extends Placed {
-  readonly claim: Claim;
+  readonly claim: PendingClaim;
   readonly ttl: number;
   readonly patience: Patience;
   ticket: string;
@@ -38,6 +44,8 @@ export interface Waiter extends Placed {
   lateGrants: number;
   resolve(granted: Granted): void;
   reject(error: unknown): void;
+  /** Told once, when no ask of its is under way any more. */
+  onAsked: (() => void) | undefined;
   /** Ends its timer and its listener, if it has any. */
   cleanUp: (() => void) | undefined;
 }

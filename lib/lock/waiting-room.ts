@@ -1,6 +1,6 @@
 import { LockNotAcquiredError, LockUnavailableError } from '../errors/lock.errors.js';
 import type { LockNotAcquiredReason } from '../errors/lock.errors.js';
-import { Alarm, DeadlineError, within } from '../redis/deadline.js';
+import { Alarm, within } from '../redis/deadline.js';
 import { elapsedSince, now } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
 import { resourcesOf } from '../redis/lock-keys.js';
@@ -8,9 +8,10 @@ import type { Claim } from '../redis/lock-keys.js';
 import type { LockStore } from '../redis/lock-store.js';
 import type { AcquireReply, HandedOver } from '../redis/lock-replies.js';
 import type { Servers } from '../redis/servers.js';
+import { Ask } from './ask.js';
 import { Bag } from './bag.js';
 import { neededBy } from './waiter.js';
-import type { Granted, Patience, Waiter } from './waiter.js';
+import type { Granted, Patience, PendingClaim, Waiter } from './waiter.js';
 import { WaitingLine } from './waiting-line.js';
 
 /** ms until the next in line asks when the first one could not. */
@@ -35,7 +36,10 @@ export class WaitingRoom {
   /** Those in line. */
   readonly #byToken = new Map<string, Waiter>();
   readonly #lines = new Map<string, WaitingLine>();
-  readonly #askOne = (waiter: Waiter) => this.#ask(waiter);
+  readonly #asks = {
+    answered: (ask: Ask, answer: AcquireReply) => this.#answered(ask, answer),
+    failed: (ask: Ask, error: LockUnavailableError) => this.#failed(ask, error),
+  };
   #closed: 'no' | 'except nested' | 'yes' = 'no';
 
   /** @param isInUse whether a token that does not wait here was granted, or is about to be given up */
@@ -60,25 +64,25 @@ export class WaitingRoom {
    * @throws LockNotAcquiredError timeout, aborted, queue_full or shutdown
    * @throws LockUnavailableError when Redis cannot be asked. In either case the place is given up first.
    */
-  wait(claim: Claim, ttl: number, patience: Patience): Promise<Granted> {
+  wait(claim: PendingClaim, ttl: number, patience: Patience): Promise<Granted> {
     const { sharded } = this.#servers;
     if (sharded || this.#servers.subscribed(claim)) return this.#waitUnheard(claim, ttl, patience);
     return new Promise((resolve, reject) => {
       this.#assertWelcome(claim, patience);
       const waiter = this.#makeWaiter(claim, ttl, patience, resolve, reject);
       this.#newcomers.add(waiter);
-      void this.#ask(waiter);
+      this.#ask(waiter);
     });
   }
 
   /** The same where a subscription may have to be made first. */
-  async #waitUnheard(claim: Claim, ttl: number, patience: Patience): Promise<Granted> {
+  async #waitUnheard(claim: PendingClaim, ttl: number, patience: Patience): Promise<Granted> {
     const isFirst = !this.#servers.hears(claim) && !this.#lines.has(ownerKey(claim));
     if (this.#servers.sharded && isFirst && patience.until - performance.now() > this.#commandTimeout) {
       // What is free needs no subscription, which each slot has of its own here.
       const acquired = now();
       const reply = await this.#store.acquire(claim, ttl);
-      if (reply.granted) return { fencingToken: reply.fencingTokens[0] ?? 0, acquired };
+      if (reply.granted) return { claim, fencingTokens: reply.fencingTokens, acquired };
     }
     const line = this.#lineFor(claim);
     line.coming += 1;
@@ -95,14 +99,14 @@ export class WaitingRoom {
     return new Promise((resolve, reject) => {
       const waiter = this.#makeWaiter(claim, ttl, patience, resolve, reject);
       this.#getInLine(waiter);
-      void this.#ask(waiter);
+      this.#ask(waiter);
     });
   }
 
   #lineFor(claim: Claim): WaitingLine {
     const known = this.#lines.get(ownerKey(claim));
     if (known) return known;
-    const line = new WaitingLine(this.#askOne);
+    const line = new WaitingLine((waiter) => this.#askOne(waiter));
     this.#lines.set(ownerKey(claim), line);
     return line;
   }
@@ -133,7 +137,7 @@ export class WaitingRoom {
   /** A message for one of our waiters: the lock seems to be its own. */
   told(token: string): void {
     const waiter = this.#find(token);
-    if (waiter) void this.#ask(waiter);
+    if (waiter) this.#ask(waiter);
   }
 
   #find(token: string): Waiter | undefined {
@@ -147,7 +151,7 @@ export class WaitingRoom {
 
   /** Messages may have been lost, and places with them: all who wait ask again. */
   askAll(): void {
-    for (const waiter of this.#everybody()) void this.#ask(waiter);
+    for (const waiter of this.#everybody()) this.#ask(waiter);
   }
 
   /** Redis has said which waiters come before those of all other clients. */
@@ -176,8 +180,7 @@ export class WaitingRoom {
   #recheckAll(claim: Claim): void {
     for (const { owner } of claim.keys) {
       void this.#lines.get(owner)?.recheck();
-      for (const newcomer of this.#newcomers)
-        if (ownerKey(newcomer.claim) === owner) void this.#ask(newcomer);
+      for (const newcomer of this.#newcomers) if (ownerKey(newcomer.claim) === owner) this.#ask(newcomer);
     }
   }
 
@@ -189,7 +192,7 @@ export class WaitingRoom {
   }
 
   #makeWaiter(
-    claim: Claim,
+    claim: PendingClaim,
     ttl: number,
     patience: Patience,
     resolve: (granted: Granted) => void,
@@ -208,6 +211,7 @@ export class WaitingRoom {
       resolve,
       reject,
       cleanUp: undefined,
+      onAsked: undefined,
       place: -1,
     };
     if (patience.until < Infinity || patience.signal) waiter.cleanUp = this.#watchPatience(waiter);
@@ -233,39 +237,45 @@ export class WaitingRoom {
     };
   }
 
-  /**
-   * One ask at a time for each waiter. Never rejects: what goes wrong ends the waiting.
-   *
-   * @returns when there is nothing left to ask for it; undefined when an ask is under way that will be followed by another
-   */
-  #ask(waiter: Waiter): Promise<void> | undefined {
-    if (waiter.state !== 'waiting') return undefined;
-    if (waiter.asking) {
-      waiter.askAgain = true;
-      return undefined;
-    }
-    const { claim, patience, ticket } = waiter;
-    const neededFor = neededBy(waiter);
-    const sent = now();
-    const place = { ticket, neededFor, maxWaiters: patience.maxWaiters };
+  /** One ask at a time for each waiter; what goes wrong ends the waiting. */
+  #ask(waiter: Waiter): void {
+    if (waiter.state !== 'waiting') return this.#asked(waiter);
+    waiter.askAgain = waiter.asking;
+    if (waiter.asking) return;
     waiter.asking = true;
-    waiter.askAgain = false;
-    // Who has a place can wait for the answer as long as for the lock.
-    const asked = this.#store.ask(claim, place, () => waiter.state === 'waiting', ticket === '0');
-    return asked.answer.then(
-      (answer) => {
-        this.#answered(waiter, answer, neededFor, sent);
-        waiter.asking = false;
-        return waiter.askAgain ? this.#ask(waiter) : undefined;
-      },
-      (error: unknown) => {
-        this.#store.giveBack(claim, neededFor, asked.reply);
-        this.#fail(waiter, error);
-      },
-    );
+    void new Ask(this.#store, waiter, this.#asks);
   }
 
-  #answered(waiter: Waiter, answer: AcquireReply, neededFor: number, sent: Instant): void {
+  /** Resolves when nothing is under way for it any more; at once when an ask is, which will be followed by another. */
+  #askOne(waiter: Waiter): Promise<void> | undefined {
+    if (waiter.asking) return void this.#ask(waiter);
+    return new Promise((resolve) => {
+      waiter.onAsked = resolve;
+      this.#ask(waiter);
+    });
+  }
+
+  /** Nothing is under way for it any more. */
+  #asked(waiter: Waiter): void {
+    waiter.onAsked?.();
+    waiter.onAsked = undefined;
+  }
+
+  #answered({ waiter, sent, neededFor }: Ask, answer: AcquireReply): void {
+    this.#take(waiter, answer, neededFor, sent);
+    waiter.asking = false;
+    if (waiter.askAgain) this.#ask(waiter);
+    else this.#asked(waiter);
+  }
+
+  #failed(ask: Ask, error: LockUnavailableError): void {
+    const { waiter } = ask;
+    this.#store.giveBack(waiter.claim, ask.neededFor, ask.reply);
+    this.#fail(waiter, error);
+    this.#asked(waiter);
+  }
+
+  #take(waiter: Waiter, answer: AcquireReply, neededFor: number, sent: Instant): void {
     const { claim, ttl } = waiter;
     // Also when this one has given up meanwhile: the others do not know yet.
     if (answer.placeLost) void this.#lineOf(waiter)?.recheck();
@@ -276,7 +286,7 @@ export class WaitingRoom {
     }
     if (answer.granted) {
       this.runs(ownerKey(claim), answer.run);
-      this.#grant(waiter, answer.fencingTokens[0] ?? 0, sent);
+      this.#grant(waiter, answer.fencingTokens, sent);
     } else if (answer.ticket === undefined) {
       void this.#giveUp(waiter, 'queue_full');
     } else {
@@ -304,32 +314,28 @@ export class WaitingRoom {
     if (!waiter) return this.#isInUse(token);
     this.runs(ownerKey(waiter.claim), run);
     // An ask that is under way might take the lock again after it was used and released: its answer comes first.
-    if (this.#store.confirmsGrants) void this.#ask(waiter);
+    if (this.#store.confirmsGrants) this.#ask(waiter);
     else if (waiter.asking) waiter.askAgain = true;
-    else this.#grant(waiter, fencingToken, sent);
+    else this.#grant(waiter, [fencingToken], sent);
     return true;
   }
 
-  #grant(waiter: Waiter, fencingToken: number, acquired: Instant): void {
+  #grant(waiter: Waiter, fencingTokens: readonly number[], acquired: Instant): void {
     if (elapsedSince(acquired) >= waiter.ttl) {
       // This process stood still meanwhile, and somebody else may have it by now; or a round trip takes that long.
       waiter.lateGrants += 1;
-      if (waiter.lateGrants < MAX_LATE_GRANTS) return void this.#ask(waiter);
+      if (waiter.lateGrants < MAX_LATE_GRANTS) return this.#ask(waiter);
       this.#store.giveBack(waiter.claim, waiter.ttl);
       const why = `The lease of ${waiter.ttl} ms was over before Redis' answer was there`;
       return this.#fail(waiter, new LockUnavailableError(why, { resources: resourcesOf(waiter.claim.keys) }));
     }
-    this.begin(waiter, { fencingToken, acquired });
+    this.begin(waiter, { claim: waiter.claim, fencingTokens, acquired });
   }
 
-  #fail(waiter: Waiter, error: unknown): void {
+  #fail(waiter: Waiter, error: LockUnavailableError): void {
     if (waiter.state !== 'waiting') return; // giving up goes on, and rejects it
     this.#leave(waiter, 'gone');
-    const resources = resourcesOf(waiter.claim.keys);
-    const message = 'Redis did not answer whether the lock can be had';
-    waiter.reject(
-      error instanceof DeadlineError ? new LockUnavailableError(message, { resources, cause: error }) : error,
-    );
+    waiter.reject(error);
     this.#lineOf(waiter)?.leaseEndsIn(AFTER_FAILURE);
   }
 

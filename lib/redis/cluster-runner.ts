@@ -30,15 +30,15 @@ export class ClusterRunner implements Runner {
   call<T>(request: ScriptRequest<T>): ScriptCall<T> {
     const call = new ScriptCall(request);
     if (request.bounded !== false) call.expireIn(this.#commandTimeout);
-    const isWanted = request.isWanted ?? (() => !call.isExpired);
-    this.#run({ ...request, decode: (reply) => reply, bounded: false, isWanted }).then(
-      (reply) => call.answered(reply),
+    const following = { ...request, decode: (reply: unknown) => reply, bounded: false, listener: undefined };
+    this.#run(call, following).then(
+      (reply) => call.replied(reply),
       (error: unknown) => call.failed(error),
     );
     return call;
   }
 
-  async #run(request: ScriptRequest<unknown> & { isWanted(): boolean }): Promise<unknown> {
+  async #run(call: Pick<ScriptCall, 'isWanted'>, request: ScriptRequest<unknown>): Promise<unknown> {
     const [name = ''] = request.names;
     for (;;) {
       try {
@@ -47,7 +47,7 @@ export class ClusterRunner implements Runner {
       } catch (error) {
         // Redis' own errors about the script are final; a closed connection may be that of a server that is gone.
         const isFinal = error instanceof Error && isReply(error) && !isElsewhere(error);
-        if (isFinal || !request.isWanted() || this.#servers.isClosed) throw error;
+        if (isFinal || !call.isWanted || this.#servers.isClosed) throw error;
         await pause(MOVING_PAUSE);
         await this.#servers.lookAgain();
       }

@@ -25,7 +25,8 @@ import type {
 } from './lock-replies.js';
 import { commitRecord } from './script-parts.js';
 import type { Script } from './script-parts.js';
-import type { ScriptCall } from './script-call.js';
+import { unavailable } from './script-call.js';
+import type { AnswerListener, ScriptCall } from './script-call.js';
 import { bySlot } from './servers.js';
 import type { Servers } from './servers.js';
 
@@ -151,39 +152,44 @@ export class LockStore {
   }
 
   /**
-   * Asks for a single resource, or a place in its queue.
-   *
-   * @param isWanted asked before it is sent, which an outage may delay
-   * @param bounded false: has no deadline, for the waiter has one of its own, and as long as an ask is under way its
-   * answer decides what the waiter has
+   * Asks for a single resource, or a place in its queue. Who has a place can wait for the answer as long as for the lock,
+   * and as long as an ask is under way its answer decides what the waiter has: it has no deadline then.
    */
   ask(
     claim: Claim,
     { ticket, neededFor, maxWaiters }: Place,
-    isWanted: () => boolean,
-    bounded: boolean,
-  ): Pick<ScriptCall<AcquireReply>, 'answer' | 'reply'> {
+    listener: AnswerListener<AcquireReply>,
+  ): Pick<ScriptCall<AcquireReply>, 'reply'> {
     const places =
       maxWaiters === Infinity ? '' : ` ${Math.min(Math.ceil(maxWaiters), Number.MAX_SAFE_INTEGER)}`;
     const asked = this.#placeToConfirm(claim);
-    const call = this.#servers.acquires.call({
+    return this.#servers.acquires.call({
       script: ACQUIRE,
       names: triples(claim.keys),
       argv: [claim.token, `${ticket} ${Math.ceil(neededFor)}${places}`],
       keys: claim.keys,
       decode: decodeAcquire,
-      isWanted,
-      bounded,
+      listener: asked ? this.#confirming(claim, asked, listener) : listener,
+      bounded: ticket === '0',
     });
-    if (!asked) return call;
-    const confirmed = async (answer: AcquireReply) => {
-      if (answer.granted) await this.#confirm(claim, await asked);
-      return answer;
-    };
+  }
+
+  /** Hears of a grant when it is confirmed. */
+  #confirming(
+    claim: Claim,
+    asked: Promise<Asked>,
+    listener: AnswerListener<AcquireReply>,
+  ): AnswerListener<AcquireReply> {
+    const confirm = async () => this.#confirm(claim, await asked);
     return {
-      answer: call.answer.then(confirmed),
-      get reply() {
-        return call.reply;
+      isWanted: () => listener.isWanted(),
+      failed: (error) => listener.failed(error),
+      answered: (answer) => {
+        if (!answer.granted) return listener.answered(answer);
+        confirm().then(
+          () => listener.answered(answer),
+          (error: unknown) => listener.failed(unavailable(error, claim.keys)),
+        );
       },
     };
   }
@@ -369,7 +375,7 @@ export class LockStore {
     return groups.map((keys) => ({ token: claim.token, keys })); // several resources have no predecessors
   }
 
-  async #giveUp<T>(
+  #giveUp<T>(
     script: Script,
     claim: Claim,
     argv: readonly (string | number)[],
@@ -378,11 +384,9 @@ export class LockStore {
     const { keys } = claim;
     const given = [tokensOf(claim), ...argv];
     const call = this.#servers.runner.call({ script, names: triples(keys), argv: given, keys, decode });
-    try {
-      return await call.answer;
-    } catch (error) {
+    return call.answer.catch((error: unknown) => {
       this.onUnclear(claim);
       throw error;
-    }
+    });
   }
 }

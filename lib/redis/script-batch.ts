@@ -50,13 +50,13 @@ export class ScriptBatch {
     return args;
   }
 
-  answered(reply: unknown): void {
-    if (!('answersEach' in this.script)) return this.calls[0]?.answered(reply);
+  replied(reply: unknown): void {
+    if (!('answersEach' in this.script)) return this.calls[0]?.replied(reply);
     const replies = reply as unknown[];
     for (let i = 0; i < this.calls.length; i += 1) {
       const own = replies[i];
       if (own instanceof Error) this.calls[i]?.failed(own);
-      else this.calls[i]?.answered(own);
+      else this.calls[i]?.replied(own);
     }
   }
 

@@ -12,19 +12,26 @@ export interface ScriptRequest<T> {
   /** Whose keys these are, for errors. */
   readonly keys: readonly ResourceKeys[];
   readonly decode: (reply: unknown) => T;
-  /** Whether `answer` has a deadline: commandTimeout. Default: true. */
+  /** Whether the answer has a deadline: commandTimeout. Default: true. */
   readonly bounded?: boolean;
-  /** false: nobody waits for the answer any more. Default: until commandTimeout is over. */
-  readonly isWanted?: () => boolean;
+  /** Hears the answer, in place of a promise. */
+  readonly listener?: AnswerListener<T> | undefined;
+}
+
+/** Is told once, as a promise for an answer would be settled. */
+export interface AnswerListener<T> {
+  /** false: to send it is of no use any more. */
+  isWanted(): boolean;
+  answered(answer: T): void;
+  failed(error: LockUnavailableError): void;
 }
 
 type Outcome<T> =
-  | { readonly value: T; readonly error?: never; readonly failed: false }
-  | { readonly error: unknown; readonly failed: true };
+  { readonly value: T; readonly failed: false } | { readonly error: unknown; readonly failed: true };
 
 /**
- * A script that was asked for, until it is answered. Without promises of its own but those that somebody looks at: there
- * are many of these.
+ * A script that was asked for, until Redis has replied. There are many of these: a promise is made only where somebody
+ * looks at it.
  */
 export class ScriptCall<T = unknown> {
   readonly request: ScriptRequest<T>;
@@ -39,43 +46,45 @@ export class ScriptCall<T = unknown> {
   }
 
   /**
-   * What Redis answers in time.
+   * What Redis replies in time.
    *
-   * @throws LockUnavailableError when it refuses, or does not answer within commandTimeout
+   * @throws LockUnavailableError when it refuses, or does not reply within commandTimeout
    */
   get answer(): Promise<T> {
     if (this.#answer === undefined) {
       this.#answer = new Settled();
-      if (this.#outcome) this.#tell(this.#outcome);
-      else if (this.#deadline) this.#answer.reject(unavailable(this.#deadline, this.request.keys));
+      if (this.#deadline) this.#answer.reject(unavailable(this.#deadline, this.request.keys));
+      else if (this.#outcome) this.#settleAnswer(this.#outcome);
     }
     return this.#answer.promise;
   }
 
   /**
-   * What Redis answers, however late.
+   * What Redis replies, however late.
    *
    * @throws Redis' own error, or the connection's; NotSentError
    */
   get reply(): Promise<T> {
     if (this.#reply === undefined) {
       this.#reply = new Settled();
-      if (this.#outcome) this.#tell(this.#outcome);
+      if (this.#outcome) this.#settleReply(this.#outcome);
     }
     return this.#reply.promise;
   }
 
-  /** Whether somebody waits for it in vain, or has. */
-  get isExpired(): boolean {
-    return this.#deadline !== undefined;
+  /** Whether to send it is of use still: without a listener, until the answer is too late. */
+  get isWanted(): boolean {
+    return this.request.listener?.isWanted() ?? this.#deadline === undefined;
   }
 
-  answered(reply: unknown): void {
+  replied(reply: unknown): void {
+    let outcome: Outcome<T>;
     try {
-      this.#end({ value: this.request.decode(reply), failed: false });
+      outcome = { value: this.request.decode(reply), failed: false };
     } catch (error) {
-      this.#end({ error, failed: true });
+      outcome = { error, failed: true };
     }
+    this.#end(outcome);
   }
 
   failed(error: unknown): void {
@@ -91,24 +100,34 @@ export class ScriptCall<T = unknown> {
   expire(ms: number): void {
     if (this.#outcome || this.#deadline || this.request.bounded === false) return;
     this.#deadline = new DeadlineError(`No answer within ${ms} ms`);
-    this.#answer?.reject(unavailable(this.#deadline, this.request.keys));
+    this.#fail(this.#deadline);
   }
 
   #end(outcome: Outcome<T>): void {
     if (this.#outcome) return;
     this.#outcome = outcome;
     clearTimeout(this.#timer);
-    this.#tell(outcome);
+    if (!this.#deadline) this.#settleAnswer(outcome);
+    this.#settleReply(outcome);
   }
 
-  #tell(outcome: Outcome<T>): void {
-    if (outcome.failed) {
-      this.#answer?.reject(unavailable(outcome.error, this.request.keys));
-      this.#reply?.reject(outcome.error);
-    } else {
-      this.#answer?.resolve(outcome.value);
-      this.#reply?.resolve(outcome.value);
-    }
+  #settleAnswer(outcome: Outcome<T>): void {
+    if (outcome.failed) return this.#fail(outcome.error);
+    this.#answer?.resolve(outcome.value);
+    this.request.listener?.answered(outcome.value);
+  }
+
+  #fail(error: unknown): void {
+    const { keys, listener } = this.request;
+    if (!this.#answer && !listener) return;
+    const failure = unavailable(error, keys);
+    this.#answer?.reject(failure);
+    listener?.failed(failure);
+  }
+
+  #settleReply(outcome: Outcome<T>): void {
+    if (outcome.failed) this.#reply?.reject(outcome.error);
+    else this.#reply?.resolve(outcome.value);
   }
 }
 
@@ -127,6 +146,7 @@ class Settled<T> {
 }
 
 export function unavailable(cause: unknown, keys: readonly ResourceKeys[]): LockUnavailableError {
+  if (cause instanceof LockUnavailableError) return cause;
   const said = cause instanceof Error ? cause.message : String(cause);
   return new LockUnavailableError(`Redis could not be asked for the lock: ${said}`, {
     resources: keys.map(({ resource }) => resource),

@@ -1,5 +1,4 @@
 import type { Redis } from 'ioredis';
-import { LockUnavailableError } from '../errors/lock.errors.js';
 import { MAX_TIMER_DELAY, within } from './deadline.js';
 import type { ResourceKeys } from './lock-keys.js';
 import { isReply } from './redis-client.js';
@@ -89,7 +88,7 @@ export class ScriptRunner implements Runner {
 
   #dispatchWhenReady(call: ScriptCall): void {
     call.expireIn(this.#commandTimeout);
-    this.#whenReady(call.request.isWanted ?? (() => !call.isExpired)).then(
+    this.#whenReady(() => call.isWanted).then(
       () => this.#dispatch(call),
       (error: unknown) => call.failed(error),
     );
@@ -132,7 +131,7 @@ export class ScriptRunner implements Runner {
   #answered(batch: ScriptBatch, reply: unknown): void {
     this.#ended(batch);
     this.#silence.heard();
-    batch.answered(reply);
+    batch.replied(reply);
   }
 
   #failed(batch: ScriptBatch, error: unknown): void {
@@ -247,7 +246,7 @@ export async function bounded<T>(
   try {
     return await within(timeout, reply);
   } catch (error) {
-    throw error instanceof LockUnavailableError ? error : unavailable(error, keys);
+    throw unavailable(error, keys);
   }
 }
 

@@ -6,6 +6,7 @@ import {
   LockTransactionError,
   LockUnavailableError,
 } from '../errors/lock.errors.js';
+import type { Grant } from '../lock/grant.js';
 import type { Lease } from '../lock/lease.js';
 import type { Lock } from '../lock/lock.js';
 import { resourcesOf } from '../redis/lock-keys.js';
@@ -15,12 +16,6 @@ import { LockContext } from './lock-context.js';
 import { CommandQueue, keyElsewhere } from './lock-transaction.js';
 import type { LockTransaction, QueuedCommand, TransactionClient } from './lock-transaction.js';
 import type { Watch } from './watch.js';
-
-/** A lock that was granted: what its holder gets, and what keeps it. */
-export interface Grant {
-  readonly lock: Lock;
-  readonly lease: Lease;
-}
 
 /** What all scopes of a lock service have in common. */
 export interface ScopeHost extends TransactionClient {

@@ -4,7 +4,8 @@ import type { Lock } from '../lock/lock.js';
 import type { RedisClient } from '../redis/redis-client.js';
 import type { ResourceKeys } from '../redis/lock-keys.js';
 import { LockContext } from './lock-context.js';
-import type { Grant, LockScope } from './lock-scope.js';
+import type { LockScope } from './lock-scope.js';
+import type { Grant } from '../lock/grant.js';
 import type { LockTransaction } from './lock-transaction.js';
 
 /** What the calling code has already of the resources that it wants. */
