@@ -1,10 +1,12 @@
-import type { ChainableCommander, Redis } from 'ioredis';
+import type { Command, Redis } from 'ioredis';
 import { DeadlineError, within } from './deadline.js';
 import { GUARD, SAME_KEYS } from './commit-scripts.js';
 import { triples } from './lock-keys.js';
 import type { Claim } from './lock-keys.js';
 import { decodeRelease } from './lock-replies.js';
 import { RELEASE } from './lock-scripts.js';
+import { command, commandOf, execOf, sendInOneWrite } from './one-write.js';
+import type { Result } from './one-write.js';
 import { isReply } from './redis-client.js';
 import { commitRecord } from './script-parts.js';
 
@@ -46,8 +48,6 @@ export type CommitAnswer =
   | { readonly outcome: 'unguarded'; readonly replies: readonly unknown[]; readonly error: Error | undefined }
   /** The connection died or stayed silent; whether EXEC ran has to be settled. */
   | { readonly outcome: 'unanswered'; readonly error: Error };
-
-type Result = readonly [error: Error | null, reply?: unknown];
 
 // Places among the replies.
 const WATCH_AT = 0;
@@ -99,28 +99,28 @@ export async function sendCommit(
   const { owners, guarded, fence } = namesOf(request);
   const { field, record } = commitRecord(claim.token, fencingToken, number);
 
-  const guard = redis.pipeline();
-  guard.watch(...guarded);
-  guard.eval(GUARD.text, guarded.length, ...guarded, record, field, fencingToken, ...owners);
-  const transaction = twoSteps ? redis.pipeline() : guard;
-  (transaction as unknown as { multi(): unknown }).multi(); // missing in ioredis' types
-  transaction.blpop(claim.keys[0]?.barrier ?? '', 0);
-  transaction.eval(SAME_KEYS, guarded.length, ...guarded);
-  transaction.hset(fence, field, record);
+  const guard = [
+    command(redis, 'watch', guarded),
+    command(redis, 'eval', [GUARD.text, guarded.length, ...guarded, record, field, fencingToken, ...owners]),
+  ];
+  const transaction = [
+    command(redis, 'multi', []),
+    command(redis, 'blpop', [claim.keys[0]?.barrier ?? '', 0]),
+    command(redis, 'eval', [SAME_KEYS, guarded.length, ...guarded]),
+    command(redis, 'hset', [fence, field, record]),
+  ];
   if (!keep) {
     const all = triples(claim.keys);
-    transaction.evalsha(RELEASE.sha, all.length, ...all, claim.token, '');
+    transaction.push(command(redis, 'evalsha', [RELEASE.sha, all.length, ...all, claim.token, '']));
   }
-  for (const { method, args } of commands) {
-    (transaction as unknown as Record<string, (...args: readonly unknown[]) => unknown>)[method]?.(...args);
-  }
-  void transaction.exec(); // within multi(): queues EXEC
+  for (const { method, args } of commands) transaction.push(commandOf(redis, method, args));
+  transaction.push(execOf(redis));
 
   let late: Error | undefined;
-  const send = async (pipeline: ChainableCommander): Promise<readonly Result[]> => {
+  const send = async (what: readonly Command[]): Promise<readonly Result[]> => {
     let replies: Promise<Result[]> | undefined;
     try {
-      replies = pipeline.exec() as Promise<Result[]>;
+      replies = sendInOneWrite(redis, what);
       return await within(timeout, replies);
     } catch (error) {
       drop(redis); // settles every reply that is still missing
@@ -128,7 +128,6 @@ export async function sendCommit(
         late = error;
         return replies;
       }
-      // ioredis could not write it: what it wrote down as sent was not, and every later reply would be misread.
       return [[error as Error]];
     }
   };
@@ -142,7 +141,7 @@ export async function sendCommit(
     }
     results = [...passed, ...(await send(transaction))];
   } else {
-    results = await send(transaction);
+    results = await send([...guard, ...transaction]);
   }
   hideArguments(results);
   const answer = read(results, keep, late);
