@@ -63,16 +63,19 @@ export const ACQUIRE = claimScript(
       if holder and holder ~= me then
         local left = call('PTTL', owner)
         if not ticket then return {0, left} end
-        local place = call('ZSCORE', queue, me)
-        if place then ticket = place end
         local before
         if ticket == '0' then
-          local places = call('ZCARD', queue)
-          if maxPlaces ~= '' and places >= tonumber(maxPlaces) then return {2, left} end
           local last = call('ZRANGE', queue, -1, -1, 'WITHSCORES')
           before = last[1] or clientOf(holder) == clientOf(me) and 'ours' or nil
           ticket = format(math.max((tonumber(last[2]) or 0) + 1, micros()))
-          call('ZADD', queue, ticket, me)
+          if call('ZADD', queue, 'NX', ticket, me) == 0 then
+            ticket, before = call('ZSCORE', queue, me), nil -- the same ask, sent again
+          elseif maxPlaces ~= '' and call('ZCARD', queue) > tonumber(maxPlaces) then
+            call('ZREM', queue, me)
+            return {2, left}
+          end
+        else
+          ticket = call('ZSCORE', queue, me) or ticket
         end
         if call('PTTL', queue) < tonumber(neededFor) then call('PEXPIRE', queue, neededFor) end
         return {0, left, ticket, lost, before}
