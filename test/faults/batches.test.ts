@@ -1,6 +1,8 @@
 import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
 import { Redis } from 'ioredis';
 import { LockNotAcquiredError, LockUnavailableError } from '../../lib/index.js';
+import { RELEASE } from '../../lib/redis/lock-scripts.js';
+import { startCountingProxy } from '../support/counting-proxy.js';
 import { eventually } from '../support/eventually.js';
 import { closeAll, startLocks } from '../support/lock-application.js';
 import type { LockApplication } from '../support/lock-application.js';
@@ -37,6 +39,71 @@ describe('requests of one tick', () => {
     await Promise.all(locks.map((lock) => lock?.release()));
     await taken.release();
     expect(await one.redis.exists(...resources.map(ownerKey))).toBe(0);
+  });
+
+  it('for one resource several times have one that gets it, and places in the order they were made', async () => {
+    const attempts = [1, 2, 3].map(() => one.locks.tryAcquire('twice'));
+    const [first, ...others] = await Promise.all([...attempts, one.locks.tryAcquire('beside')]);
+    expect([first?.held, others.slice(0, 2)]).toEqual([true, [null, null]]);
+    expect(others[2]?.held).toBe(true);
+    await Promise.all([first?.release(), others[2]?.release()]);
+    const order: number[] = [];
+    const all = [1, 2, 3].map(async (n) => {
+      const lock = await one.locks.acquire('twice', { wait: 5_000 });
+      order.push(n);
+      await lock.release();
+    });
+    await Promise.all(all);
+    expect(order).toEqual([1, 2, 3]);
+  });
+
+  it('each give up what is their own, whatever became of the others', async () => {
+    const [mine, taken, waitedFor] = await Promise.all(
+      ['mine', 'taken', 'waited'].map((name) => one.locks.acquire(name)),
+    );
+    await other.locks.forceRelease('taken');
+    const theirs = await other.locks.acquire('taken');
+    const waiting = other.locks.acquire('waited', { wait: 5_000 });
+    await eventually(async () => (await one.redis.zcard(`${one.prefix}:queue:{waited}`)) === 1);
+    await Promise.all([mine?.release(), taken?.release(), waitedFor?.release()]);
+    const next = await waiting;
+    expect(await one.redis.mget(...['mine', 'taken', 'waited'].map(ownerKey))).toEqual([
+      null,
+      theirs.token,
+      next.token,
+    ]);
+    await Promise.all([theirs.release(), next.release()]);
+  });
+
+  it('are each unavailable when their own time is over, and leave nothing when they are answered later', async () => {
+    const proxy = await startCountingProxy(sharedRedisUrl());
+    const slow = await startLocks({
+      url: sharedRedisUrl(),
+      connection: proxy.url,
+      keyPrefix: one.prefix,
+      commandTimeout: 300,
+    });
+    for (const name of ['slow', 'slow']) await (await slow.locks.acquire(name)).release(); // by hash from then on
+    proxy.holdReplies(RELEASE.sha);
+    const ends: number[] = [];
+    const ask = async (name: string) => {
+      const begun = performance.now();
+      const failure = await slow.locks.acquire(name).catch((error: unknown) => error);
+      ends.push(performance.now() - begun);
+      return failure;
+    };
+    const first = ask('slow:1');
+    await eventually(async () => (await one.redis.exists(ownerKey('slow:1'))) === 1);
+    const begun = performance.now();
+    await eventually(() => performance.now() - begun > 100); // that much later, by the clock
+    const failures = await Promise.all([first, ask('slow:2')]);
+    for (const failure of failures) expect(failure).toBeInstanceOf(LockUnavailableError);
+    expect(Math.min(...ends)).toBeGreaterThanOrEqual(295);
+    proxy.passReplies();
+    await eventually(async () => (await one.redis.exists(ownerKey('slow:1'), ownerKey('slow:2'))) === 0);
+    await slow.app.close();
+    slow.redis.disconnect();
+    await proxy.close();
   });
 
   it('do not fail because one of them does', async () => {

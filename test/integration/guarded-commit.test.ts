@@ -1,5 +1,6 @@
 import { inspect } from 'node:util';
 import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
+import type { ChainableCommander } from 'ioredis';
 import {
   LockLostError,
   LockScopeError,
@@ -215,6 +216,20 @@ describe('work under a lock', () => {
     expect(await one.locks.withLock('nothing', { onLost: 'report' }, lose)).toContain(':');
   });
 
+  it('that looks at its lock only when it was lost sees that, with the reason', async () => {
+    let seen: { held: boolean; aborted: boolean; reason: unknown } | undefined;
+    await one.locks.withLock(
+      'seen-late',
+      { ttl: 100, autoExtend: false, onLost: 'report' },
+      async (context) => {
+        await eventually(async () => (await one.redis.exists(ownerKey('seen-late'))) === 0);
+        const { held, signal } = context.lock;
+        seen = { held, aborted: signal.aborted, reason: signal.reason };
+      },
+    );
+    expect(seen).toMatchObject({ held: false, aborted: true, reason: { code: 'LOCK_LOST' } });
+  });
+
   it('case 15: tells commands that failed inside EXEC apart from those that were applied', async () => {
     const key = one.key('partial');
     const error = (await rejection(
@@ -361,6 +376,30 @@ describe('work under a lock', () => {
     });
     expect(await one.redis.hgetall(one.key('fields'))).toEqual({ a: '1', b: '2' });
     expect(await data('m')).toBe('3');
+  });
+
+  it('has the replies that ioredis gives for a transaction, also of binary and unnamed commands', async () => {
+    const queue = (multi: ChainableCommander, name: string) =>
+      multi
+        .hset(name, { a: 1, b: 'ü' })
+        .hgetall(name)
+        .hgetallBuffer(name)
+        .hgetBuffer(name, 'b')
+        .set(`${name}:bytes`, Buffer.from([0, 255, 128, 13, 10]))
+        .getBuffer(`${name}:bytes`)
+        .call('HGET', name, 'a')
+        .callBuffer('hget', name, 'b')
+        .get(`${name}:none`)
+        .zadd(`${name}:set`, 1.5, 'x')
+        .zrange(`${name}:set`, '0', '-1', 'WITHSCORES')
+        .del(name, `${name}:bytes`, `${name}:set`);
+    const expected = await queue(one.redis.multi(), one.key('replies')).exec();
+    const replies = await one.locks.withLock('replies', ({ multi, commit }) => {
+      queue(multi as unknown as ChainableCommander, one.key('replies'));
+      return commit();
+    });
+    expect(replies).toEqual(expected?.map(([, reply]) => reply));
+    expect(replies[5]).toEqual(Buffer.from([0, 255, 128, 13, 10]));
   });
 
   it('with a long name, or many resources, reads the guard before it sends the transaction', async () => {

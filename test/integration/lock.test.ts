@@ -205,6 +205,19 @@ describe('a lock', () => {
     expect(lock.fencingToken).toBeGreaterThan(ahead);
   });
 
+  it('has its fencing tokens remembered for longer than it can last, however often it is taken', async () => {
+    const fence = `${one.prefix}:fence:{remembered}`;
+    const left = async () =>
+      Math.min(await one.redis.pttl(fence), Number(await one.redis.hget(fence, 'kept')) - Date.now() + 1_000);
+    for (const ttl of [100, 100, 40_000, 200, 90_000]) {
+      const lock = await one.locks.acquire('remembered', { ttl });
+      expect(await left()).toBeGreaterThan(2 * ttl + 59_000);
+      await lock.extend(ttl + 30_000);
+      expect(await left()).toBeGreaterThan(2 * (ttl + 30_000) + 59_000);
+      await lock.release();
+    }
+  });
+
   it('of several resources is taken all or none', async () => {
     await using _b = await other.locks.acquire('b');
     expect(await one.locks.tryAcquire(['a', 'b', 'c'])).toBeNull();

@@ -387,6 +387,32 @@ describe('waiting for a lock', () => {
     await proxy.close();
   });
 
+  it('hears of a lock that is handed to it before its first ask is answered', async () => {
+    const proxy = await startCountingProxy(sharedRedisUrl());
+    const behind = await startLocks({ url: sharedRedisUrl(), connection: proxy.url, keyPrefix: one.prefix });
+    await (await behind.locks.acquire('early', { wait: 1_000 })).release(); // connected, and the scripts are known
+    const held = await one.locks.acquire('early');
+    proxy.holdReplies(ACQUIRE.sha);
+    const waiting = behind.locks.acquire('early', { wait: 5_000 });
+    await eventually(async () => (await waiters('early')) === 1);
+    await held.release();
+    await eventually(async () => (await owner('early')) !== null);
+    await behind.redis.ping();
+    proxy.passReplies();
+    const mine = await waiting;
+    // Far less than the provisional lease that would have to end otherwise.
+    expect([mine.held, await owner('early'), await one.redis.pttl(`${one.prefix}:{early}`)]).toEqual([
+      true,
+      mine.token,
+      expect.any(Number),
+    ]);
+    expect(await one.redis.hexists(`${one.prefix}:fence:{early}`, 'provisional')).toBe(0);
+    await mine.release();
+    await behind.app.close();
+    behind.redis.disconnect();
+    await proxy.close();
+  });
+
   it('is not ended by an outage, nor by others who give up during it', async () => {
     const proxy = await startCountingProxy(sharedRedisUrl());
     const shaky = await startLocks({
