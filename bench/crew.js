@@ -1,3 +1,6 @@
+/** Seconds before it counts: Node has compiled what runs often by then, of whichever subject. */
+export const WARM_UP = 1;
+
 /** Workers of one process, for a while: they all want the same lock, or each one of its own. */
 export async function crew(subject, { resource, workers, seconds, work = () => undefined, apart = false }) {
   const end = performance.now() + seconds * 1_000;

@@ -1,6 +1,6 @@
 /** Lock, three commands in a transaction, release: by hand in three round trips and unguarded, and as one guarded commit. */
 import { randomUUID } from 'node:crypto';
-import { crew, summary } from '../crew.js';
+import { crew, summary, WARM_UP } from '../crew.js';
 import { connectByHand, startLocks, TTL } from '../subjects.js';
 
 const queue = (multi, id) => multi.incr(`commit:a:${id}`).incr(`commit:b:${id}`).set(`commit:c:${id}`, id);
@@ -44,7 +44,7 @@ function commit(workers, delayed) {
     async measure(url, name, seconds) {
       const subject = await subjects[name](url);
       const task = { resource: 'commit', workers, apart: true };
-      await crew(subject, { ...task, seconds: 0.3 });
+      await crew(subject, { ...task, seconds: WARM_UP });
       const result = await crew(subject, { ...task, seconds });
       await subject.close();
       return summary([result]);

@@ -1,5 +1,5 @@
 /** What `@WithLock` costs over `locks.withLock`: the same locks, asked for in both ways. */
-import { crew, summary } from '../crew.js';
+import { crew, summary, WARM_UP } from '../crew.js';
 import { startLocks } from '../subjects.js';
 import { WithLock } from '../../dist/index.js';
 
@@ -25,7 +25,7 @@ function compared(workers) {
           ? (id, entered) => decorated.buy(id, entered)
           : (id, entered) => locks.withLock(`decorated:${id}`, async () => entered());
       const task = { resource: 'decorated', workers, apart: true };
-      await crew({ section }, { ...task, seconds: 0.3 });
+      await crew({ section }, { ...task, seconds: WARM_UP });
       const result = await crew({ section }, { ...task, seconds });
       await app.close();
       return summary([result]);

@@ -36,22 +36,35 @@ export async function leases(url) {
   const redis = new Redis(url);
   const scripts = async () =>
     Number(/cmdstat_evalsha:calls=(\d+)/.exec(await redis.info('commandstats'))?.[1] ?? 0);
+  await (await locks.acquire('warm-up')).release();
+  await collectGarbage();
+  const before = process.memoryUsage().heapUsed;
+  const taken = [];
   for (let i = 0; i < MANY; i += 500) {
-    await Promise.all(Array.from({ length: 500 }, (_, j) => locks.acquire(`lease:${i + j}`)));
+    const some = Array.from({ length: 500 }, (_, j) => locks.acquire(`lease:${i + j}`));
+    taken.push(...(await Promise.all(some)));
   }
+  await collectGarbage();
+  const heapMb = (process.memoryUsage().heapUsed - before) / 2 ** 20;
   const loop = monitorEventLoopDelay({ resolution: 1 });
   const periods = [];
   loop.enable();
   for (let period = 0; period < 4; period += 1) {
-    const before = await scripts();
+    const first = await scripts();
     await new Promise((resolve) => setTimeout(resolve, ttl / 3));
-    periods.push((await scripts()) - before);
+    periods.push((await scripts()) - first);
   }
   loop.disable();
   const held = Number((await redis.eval("return #redis.call('keys', 'lock:{lease:*')", 0)) ?? 0);
   await app.close();
   redis.disconnect();
-  return { leases: held, roundTripsPerPeriod: Math.max(...periods), loopDelayMax: loop.max / 1e6 };
+  return {
+    leases: held,
+    alive: taken.every((lock) => lock.held),
+    heapMb,
+    roundTripsPerPeriod: Math.max(...periods),
+    loopDelayMax: loop.max / 1e6,
+  };
 }
 
 /** More than once: what ended last is freed only after its callbacks ran. */

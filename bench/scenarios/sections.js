@@ -2,7 +2,7 @@
 import { fork } from 'node:child_process';
 import { once } from 'node:events';
 import { fileURLToPath } from 'node:url';
-import { crew, summary } from '../crew.js';
+import { crew, summary, WARM_UP } from '../crew.js';
 import { subjects } from '../subjects.js';
 
 const CREW_PROCESS = fileURLToPath(new URL('../crew-process.js', import.meta.url));
@@ -17,7 +17,7 @@ function inOneProcess({ title, workers, sectionMs, apart = false, who = EVERYBOD
     async measure(url, name, seconds) {
       const subject = await subjects[name].start(url);
       const task = { resource: `bench:${title}`, workers, work, apart };
-      await crew(subject, { ...task, seconds: 0.3 });
+      await crew(subject, { ...task, seconds: WARM_UP });
       const result = await crew(subject, { ...task, seconds });
       await subject.close();
       return summary([result]);
