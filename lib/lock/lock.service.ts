@@ -128,7 +128,7 @@ export class LockService
   async tryAcquire(resource: Resource, options?: AcquireOptions): Promise<Lock | null> {
     checkAcquireOptions(options, 'tryAcquire');
     try {
-      return await this.acquire(resource, { ...options, wait: 0 });
+      return await this.#acquire(resource, { ...options, wait: 0 });
     } catch (error) {
       if (error instanceof LockNotAcquiredError && error.reason === 'busy') return null;
       throw error;
@@ -147,10 +147,7 @@ export class LockService
   acquire(resource: Resource, options?: AcquireOptions): Promise<Lock> {
     try {
       checkAcquireOptions(options);
-      const { grants, missing } = this.#scopes.held(this, this.#keysOf(resource, options?.slot));
-      const [grant] = grants;
-      if (missing.length === 0 && grant) return Promise.resolve(Lock.of(grant.lease, this.#keeper, true));
-      return this.#granter.grant(missing, options).then(({ lock }) => lock);
+      return this.#acquire(resource, options);
     } catch (error) {
       return Promise.reject(error as LockConfigurationError);
     }
@@ -312,6 +309,14 @@ export class LockService
     if (typeof resource !== 'string') normaliseResources([resource]); // says what it has to be
     const [keys] = this.#keysOf(resource, undefined);
     return keys as ResourceKeys;
+  }
+
+  /** @throws at once for a wrong resource */
+  #acquire(resource: Resource, options?: AcquireOptions): Promise<Lock> {
+    const { grants, missing } = this.#scopes.held(this, this.#keysOf(resource, options?.slot));
+    const [grant] = grants;
+    if (missing.length === 0 && grant) return Promise.resolve(Lock.of(grant.lease, this.#keeper, true));
+    return this.#granter.grant(missing, options).then(({ lock }) => lock);
   }
 
   /** Takes its turn in the scopes that have what it wants, and joins them, or takes what is missing. */

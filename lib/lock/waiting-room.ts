@@ -163,8 +163,8 @@ export class WaitingRoom {
   /** Who comes next, where that is known to be a waiter of this service that can begin at once. */
   nextInLine(owner: string): Waiter | undefined {
     const line = this.#lines.get(owner);
-    const token = line?.nextOfRun((each) => this.#byToken.has(each));
-    const waiter = token === undefined ? undefined : this.#byToken.get(token);
+    const token = line?.nextOfRun((each) => this.#find(each) !== undefined);
+    const waiter = token === undefined ? undefined : this.#find(token);
     // The answer to an ask that is under way comes first.
     return waiter?.patience.beginsAtOnce && !waiter.asking ? waiter : undefined;
   }

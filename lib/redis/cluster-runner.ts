@@ -30,7 +30,8 @@ export class ClusterRunner implements Runner {
   call<T>(request: ScriptRequest<T>): ScriptCall<T> {
     const call = new ScriptCall(request);
     if (request.bounded !== false) call.expireIn(this.#commandTimeout);
-    const following = { ...request, decode: (reply: unknown) => reply, bounded: false, listener: undefined };
+    const listener = { isWanted: () => call.isWanted, answered: ignore, failed: ignore };
+    const following = { ...request, decode: (reply: unknown) => reply, bounded: false, listener };
     this.#run(call, following).then(
       (reply) => call.replied(reply),
       (error: unknown) => call.failed(error),
@@ -65,4 +66,8 @@ export class ClusterRunner implements Runner {
   async confirmed(name: string, replicas: number): Promise<number> {
     return this.#runnerOf(await this.#servers.ofName(name)).confirmed(name, replicas);
   }
+}
+
+function ignore(): void {
+  // Whoever sends it on looks at the reply.
 }

@@ -40,7 +40,7 @@ export async function checkCommitConnection(
     await within(timeout, redis.del(keys.fence));
     // Commits release by its hash: Redis has to know the script.
     const all = triples([keys]);
-    await within(timeout, redis.eval(RELEASE.text, all.length, ...all, all.length, request.claim.token, ''));
+    await within(timeout, redis.eval(RELEASE.text, all.length, ...all, request.claim.token, ''));
     await within(timeout, redis.publish(`${redis.options.keyPrefix ?? ''}${keyPrefix}:wake:nobody`, ''));
     if (isCluster) await within(timeout, checkSharded(redis, `${keyPrefix}:wake:{${keys.tag}}:nobody`));
   } catch (error) {

@@ -108,8 +108,11 @@ export function decodeState(reply: unknown, resource: string): LockState | null 
 
 /** @param keys how many resources were asked for */
 export function decodeAcquire(reply: unknown, keys = 1): AcquireReply {
-  if (!Array.isArray(reply))
-    return { granted: true, fencingTokens: [Number(reply)], placeLost: false, run: [] };
+  if (!Array.isArray(reply)) {
+    const fencingToken = Number(reply ?? 0);
+    if (fencingToken > 0) return { granted: true, fencingTokens: [fencingToken], placeLost: false, run: [] };
+    throw new TypeError(`Redis' answer to a wish for a lock cannot be read: ${String(reply)}`);
+  }
   const [granted, ...rest] = reply as (number | string)[];
   if (Number(granted) === 1) {
     const [lost, ...fencingTokens] = rest.slice(0, keys + 1).map(Number);

@@ -26,18 +26,19 @@ export const ACQUIRE = claimScript(
   GRANT,
   `
   -- Most locks are free and nobody waits for them: one look at all of a batch, and no more than it takes to grant them.
-  local replies, taken = {}, {}
+  local replies, asked = {}, {}
   if #KEYS == #ARGV / 2 * 3 then
     local names = {}
     for i = 1, #KEYS, 3 do names[#names + 1], names[#names + 2] = KEYS[i], KEYS[i + 1] end
     local quiet = call('EXISTS', unpack(names)) == 0
     local left = forEachClaim(2, replies, function(from, _, me, wish)
       local owner, queue, fence = KEYS[from], KEYS[from + 1], KEYS[from + 2]
-      if taken[owner] or wish ~= '' and not string.find(wish, '^0 ') then return nil end
+      local isFirst = not asked[owner] -- whoever was asked for before comes first
+      asked[owner] = true
+      if not isFirst or wish ~= '' and not string.find(wish, '^0 ') then return nil end
       if not quiet and call('EXISTS', owner, queue) > 0 then return nil end
       local is = known(fence)
       if is[3] then return nil end -- there is somebody to clear away
-      taken[owner] = true
       local number = grant(owner, fence, me, ttlOf(me), is)
       return tonumber(number)
     end)
@@ -69,13 +70,13 @@ export const ACQUIRE = claimScript(
           before = last[1] or clientOf(holder) == clientOf(me) and 'ours' or nil
           ticket = format(math.max((tonumber(last[2]) or 0) + 1, micros()))
           if call('ZADD', queue, 'NX', ticket, me) == 0 then
-            ticket, before = call('ZSCORE', queue, me), nil -- the same ask, sent again
+            ticket, before = format(call('ZSCORE', queue, me)), nil -- the same ask, sent again
           elseif maxPlaces ~= '' and call('ZCARD', queue) > tonumber(maxPlaces) then
             call('ZREM', queue, me)
             return {2, left}
           end
         else
-          ticket = call('ZSCORE', queue, me) or ticket
+          ticket = format(call('ZSCORE', queue, me) or ticket)
         end
         if call('PTTL', queue) < tonumber(neededFor) then call('PEXPIRE', queue, neededFor) end
         return {0, left, ticket, lost, before}

@@ -46,6 +46,7 @@ interface Asked {
 export class LockStore {
   readonly #servers: Servers;
   readonly #replicas: number;
+  readonly #commandTimeout: number;
   readonly #giveBacks: GiveBacks;
 
   /** Told of every local waiter that got a lock; false: nobody uses that token any more. */
@@ -61,6 +62,7 @@ export class LockStore {
   constructor(servers: Servers, commandTimeout: number, replicas: number) {
     this.#servers = servers;
     this.#replicas = replicas;
+    this.#commandTimeout = commandTimeout;
     this.#giveBacks = new GiveBacks(servers.runner, commandTimeout, (claim) => this.burn(claim));
   }
 
@@ -137,11 +139,11 @@ export class LockStore {
   }
 
   /** @throws LockUnavailableError when not enough replicas have what was granted last, there */
-  async #confirm(claim: Claim, asked: Asked): Promise<void> {
+  async #confirm(claim: Claim, asked: Asked, timeout = Infinity): Promise<void> {
     const { keys } = claim;
     const name = keys[0]?.owner ?? '';
     const { acquires } = this.#servers;
-    const confirmed = await acquires.bounded(acquires.confirmed(name, this.#replicas), keys);
+    const confirmed = await acquires.bounded(acquires.confirmed(name, this.#replicas), keys, timeout);
     const { server, lostConnections } = await this.#placeOf(claim);
     const isSame = server === asked.server && lostConnections === asked.lostConnections;
     if (isSame && confirmed >= this.#replicas) return;
@@ -162,6 +164,7 @@ export class LockStore {
   ): Pick<ScriptCall<AcquireReply>, 'reply'> {
     const places =
       maxWaiters === Infinity ? '' : ` ${Math.min(Math.ceil(maxWaiters), Number.MAX_SAFE_INTEGER)}`;
+    const bounded = ticket === '0';
     const asked = this.#placeToConfirm(claim);
     return this.#servers.acquires.call({
       script: ACQUIRE,
@@ -169,18 +172,20 @@ export class LockStore {
       argv: [claim.token, `${ticket} ${Math.ceil(neededFor)}${places}`],
       keys: claim.keys,
       decode: decodeAcquire,
-      listener: asked ? this.#confirming(claim, asked, listener) : listener,
-      bounded: ticket === '0',
+      listener: asked ? this.#confirming(claim, asked, listener, bounded) : listener,
+      bounded,
     });
   }
 
-  /** Hears of a grant when it is confirmed. */
+  /** Hears of a grant when it is confirmed: within the same time, where the answer has to come in time. */
   #confirming(
     claim: Claim,
     asked: Promise<Asked>,
     listener: AnswerListener<AcquireReply>,
+    bounded: boolean,
   ): AnswerListener<AcquireReply> {
-    const confirm = async () => this.#confirm(claim, await asked);
+    const until = bounded ? performance.now() + this.#commandTimeout : Infinity;
+    const confirm = async () => this.#confirm(claim, await asked, until - performance.now());
     return {
       isWanted: () => listener.isWanted(),
       failed: (error) => listener.failed(error),

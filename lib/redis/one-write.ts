@@ -6,13 +6,16 @@ export type Result = readonly [error: Error | null, reply?: unknown];
 
 /** @param name of the command, in lower case */
 export function command(
-  { options: { keyPrefix } }: Redis,
+  redis: Redis,
   name: string,
   args: readonly unknown[],
   replyEncoding: 'utf8' | null = 'utf8',
 ): Command {
+  const { keyPrefix } = redis.options;
   const prefix = keyPrefix === undefined ? {} : { keyPrefix };
-  return new Command(name, args as string[], { replyEncoding, ...prefix });
+  // The user's client may be of another copy of ioredis than ours, and of another version.
+  const { Command: Own = Command } = redis.constructor as { Command?: typeof Command };
+  return new Own(name, args as string[], { replyEncoding, ...prefix });
 }
 
 /** The command that a method of ioredis' client would send: `get`, `getBuffer`, `call('get')`. */

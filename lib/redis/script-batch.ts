@@ -35,9 +35,10 @@ export class ScriptBatch {
     else if (this.calls.length === 1) process.nextTick(flush, this); // after the answers that are being passed on now
   }
 
-  flush(): void {
+  /** @param sentAt when its calls were sent for the first time */
+  flush(sentAt = performance.now()): void {
     if (this.sentAt !== undefined) return;
-    this.sentAt = performance.now();
+    this.sentAt = sentAt;
     this.#send(this);
   }
 
@@ -52,10 +53,11 @@ export class ScriptBatch {
 
   replied(reply: unknown): void {
     if (!('answersEach' in this.script)) return this.calls[0]?.replied(reply);
-    const replies = reply as unknown[];
+    const replies: readonly unknown[] = Array.isArray(reply) ? reply : [];
     for (let i = 0; i < this.calls.length; i += 1) {
       const own = replies[i];
-      if (own instanceof Error) this.calls[i]?.failed(own);
+      if (i >= replies.length) this.calls[i]?.failed(new Error('Redis gave no reply to this one'));
+      else if (own instanceof Error) this.calls[i]?.failed(own);
       else this.calls[i]?.replied(own);
     }
   }
@@ -69,7 +71,7 @@ export class ScriptBatch {
     for (const call of this.calls) {
       const alone = new ScriptBatch(this.script, this.#send);
       alone.calls.push(call);
-      alone.flush();
+      alone.flush(this.sentAt);
     }
   }
 }

@@ -114,7 +114,12 @@ export class ScriptRunner implements Runner {
     this.#unanswered.push(batch);
     this.#deadline ??= this.#expireIn(this.#commandTimeout);
     this.#silence.listen();
-    const sent = isKnown ? this.#client.evalsha(sha, ...args) : this.#client.eval(text, ...args);
+    let sent: Promise<unknown>;
+    try {
+      sent = isKnown ? this.#client.evalsha(sha, ...args) : this.#client.eval(text, ...args);
+    } catch (error) {
+      return this.#failed(batch, error);
+    }
     sent.then(
       (reply) => this.#answered(batch, reply),
       (error: Error) => {

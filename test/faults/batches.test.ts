@@ -1,7 +1,7 @@
 import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
 import { Redis } from 'ioredis';
 import { LockNotAcquiredError, LockUnavailableError } from '../../lib/index.js';
-import { RELEASE } from '../../lib/redis/lock-scripts.js';
+import { ACQUIRE, RELEASE } from '../../lib/redis/lock-scripts.js';
 import { startCountingProxy } from '../support/counting-proxy.js';
 import { eventually } from '../support/eventually.js';
 import { closeAll, startLocks } from '../support/lock-application.js';
@@ -55,6 +55,20 @@ describe('requests of one tick', () => {
     });
     await Promise.all(all);
     expect(order).toEqual([1, 2, 3]);
+  });
+
+  it('do not let a newcomer overtake who asks again, also when Redis has forgotten both lock and queue', async () => {
+    const keys = ['', 'queue:', 'fence:'].map((kind) => `${one.prefix}:${kind}{forgotten}`);
+    for (const [newcomer, wish] of [
+      ['new:1:1000', '0 5000'],
+      ['new:2:1000', ''],
+    ]) {
+      const waiter = ['old:1:1000', '1700000000000000 5000'];
+      const argv = [...waiter, newcomer, wish] as string[];
+      await one.redis.eval(ACQUIRE.text, 6, ...keys, ...keys, ...argv);
+      expect(await one.redis.get(ownerKey('forgotten'))).toBe('old:1:1000');
+      await one.redis.del(...keys);
+    }
   });
 
   it('each give up what is their own, whatever became of the others', async () => {
