@@ -43,7 +43,7 @@ try {
     if (!isWanted(title)) continue;
     say(title);
     const result = await measure(redis.url);
-    lines.push({ scenario: title, subject: NAMES.ours, ...result });
+    keep({ scenario: title, subject: NAMES.ours, ...result });
     console.log(`${title}: ${JSON.stringify(result)}`);
   }
   for (const scenario of [...sections, ...commits, ...decorators]) {
@@ -53,8 +53,13 @@ try {
   await slow.close();
   await redis.stop();
 }
-if (values.json) writeFileSync(values.json, lines.map((line) => `${JSON.stringify(line)}\n`).join(''));
-if (values.chart) writeFileSync(values.chart, drawChart(lines));
+
+/** What there is so far: a run that is ended early has not been for nothing. */
+function keep(line) {
+  lines.push(line);
+  if (values.json) writeFileSync(values.json, lines.map((each) => `${JSON.stringify(each)}\n`).join(''));
+  if (values.chart) writeFileSync(values.chart, drawChart(lines));
+}
 
 async function compare({ title, who, delayed, measure }) {
   const results = Object.fromEntries(who.map((name) => [name, []]));
@@ -81,7 +86,7 @@ async function compare({ title, who, delayed, measure }) {
       ...['p50', 'p99', 'max'].map((key) => middle[key].toFixed(2).padStart(8)),
     ];
     console.log(`  ${NAMES[name].padEnd(26)}  ${cells.join(' ')}`);
-    lines.push({ scenario: title, subject: NAMES[name], ...middle, ratio, spread });
+    keep({ scenario: title, subject: NAMES[name], ...middle, ratio, spread });
   }
 }
 

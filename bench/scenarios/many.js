@@ -56,11 +56,12 @@ export async function leases(url) {
   }
   loop.disable();
   const held = Number((await redis.eval("return #redis.call('keys', 'lock:{lease:*')", 0)) ?? 0);
+  const alive = taken.every((lock) => lock.held);
   await app.close();
   redis.disconnect();
   return {
     leases: held,
-    alive: taken.every((lock) => lock.held),
+    alive,
     heapMb,
     roundTripsPerPeriod: Math.max(...periods),
     loopDelayMax: loop.max / 1e6,
