@@ -76,8 +76,10 @@ function compileTemplate(
   const placeholders = parts.map((part, i) =>
     i % 2 === 1 ? bind(part, template, method, parameters) : undefined,
   );
+  const special = [...beginnings].map((each) => `\\u{${each.codePointAt(0)?.toString(16)}}`).join('');
+  const encoded = new RegExp(`[\\s:{}<>%\\p{Cc}\\p{Cs}${special}]`, 'gu');
   const fill = (placeholder: Placeholder, args: readonly unknown[]) =>
-    encode(valueOf(placeholder, args, template, method), beginnings);
+    valueOf(placeholder, args, template, method).replace(encoded, encode);
   return (args) => parts.map((part, i) => (placeholders[i] ? fill(placeholders[i], args) : part)).join('');
 }
 
@@ -130,13 +132,10 @@ function valueOf(
  * So that two different lists of values never make the same resource, and none leaves its hash tag: in a value,
  * nothing is left that begins a separator of its template.
  */
-function encode(value: string, special: ReadonlySet<string>): string {
-  return value.replace(/./gsu, (character) => {
-    // Half of a surrogate pair has no UTF-8 of its own: unencoded, all of them would look the same to Redis.
-    if (/\p{Cs}/u.test(character)) return `%u${character.charCodeAt(0).toString(16)}`;
-    if (!special.has(character) && !/[\s:{}<>%\p{Cc}]/u.test(character)) return character;
-    return [...Buffer.from(character)]
-      .map((byte) => `%${byte.toString(16).toUpperCase().padStart(2, '0')}`)
-      .join('');
-  });
+function encode(character: string): string {
+  // Half of a surrogate pair has no UTF-8 of its own: unencoded, all of them would look the same to Redis.
+  if (/\p{Cs}/u.test(character)) return `%u${character.charCodeAt(0).toString(16)}`;
+  return [...Buffer.from(character)]
+    .map((byte) => `%${byte.toString(16).toUpperCase().padStart(2, '0')}`)
+    .join('');
 }

@@ -24,14 +24,17 @@ export interface LockedCall {
 }
 
 /** Key, lock, work, commit. Everything that goes wrong is a rejection; without a lock the work does not run. */
-export async function runLocked(call: LockedCall): Promise<unknown> {
-  return acquireAndRun(call, call.options, async () => {
-    const result = await call.work();
+export function runLocked(call: LockedCall): Promise<unknown> {
+  const checked = (result: unknown) => {
     const kind = kindOfStream(result);
     if (kind === undefined) return result;
     throw new LockConfigurationError(
       `${call.method}: it returned ${kind}, which would run on without its lock`,
     );
+  };
+  return acquireAndRun(call, call.options, () => {
+    const result = call.work();
+    return result instanceof Promise ? result.then(checked) : Promise.resolve(result).then(checked);
   });
 }
 
