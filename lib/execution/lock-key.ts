@@ -133,9 +133,15 @@ function valueOf(
  * nothing is left that begins a separator of its template.
  */
 function encode(character: string): string {
+  const ascii = ENCODED_ASCII[character.codePointAt(0) ?? 0];
+  if (ascii !== undefined) return ascii;
   // Half of a surrogate pair has no UTF-8 of its own: unencoded, all of them would look the same to Redis.
   if (/\p{Cs}/u.test(character)) return `%u${character.charCodeAt(0).toString(16)}`;
-  return [...Buffer.from(character)]
-    .map((byte) => `%${byte.toString(16).toUpperCase().padStart(2, '0')}`)
-    .join('');
+  return [...Buffer.from(character)].map(percent).join('');
 }
+
+function percent(byte: number): string {
+  return `%${byte.toString(16).toUpperCase().padStart(2, '0')}`;
+}
+
+const ENCODED_ASCII: readonly string[] = Array.from({ length: 128 }, (_, code) => percent(code));
