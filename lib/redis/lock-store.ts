@@ -1,8 +1,7 @@
-import { LockUnavailableError } from '../errors/lock.errors.js';
 import { now } from './instant.js';
 import type { Instant } from './instant.js';
 import { GiveBacks } from './give-backs.js';
-import { resourcesOf, tokensOf, triples } from './lock-keys.js';
+import { tokensOf, triples } from './lock-keys.js';
 import type { Claim, ResourceKeys } from './lock-keys.js';
 import { ACQUIRE, BURN, EXTEND, FORCE_RELEASE, INSPECT, PASS_ON, RELEASE, RENEW } from './lock-scripts.js';
 import {
@@ -23,9 +22,9 @@ import type {
   Renewal,
   Verdict,
 } from './lock-replies.js';
+import { ReplicaConfirmation } from './replica-confirmation.js';
 import { commitRecord } from './script-parts.js';
 import type { Script } from './script-parts.js';
-import { unavailable } from './script-call.js';
 import type { AnswerListener, ScriptCall } from './script-call.js';
 import { bySlot } from './servers.js';
 import type { Servers } from './servers.js';
@@ -33,20 +32,13 @@ import type { Servers } from './servers.js';
 /** ms a grant that nobody knows the ttl of is tried to be given back. */
 const LONGEST_GIVE_BACK = 60_000;
 
-/** Where something was asked for. */
-interface Asked {
-  readonly server: unknown;
-  readonly lostConnections: number;
-}
-
 /**
  * The lock scripts as typed calls. Each is one round trip, bounded by commandTimeout, and rejects with
  * LockUnavailableError when Redis refuses it or does not answer.
  */
 export class LockStore {
   readonly #servers: Servers;
-  readonly #replicas: number;
-  readonly #commandTimeout: number;
+  readonly #confirmation: ReplicaConfirmation;
   readonly #giveBacks: GiveBacks;
 
   /** Told of every local waiter that got a lock; false: nobody uses that token any more. */
@@ -61,14 +53,13 @@ export class LockStore {
   /** @param replicas that have to confirm a grant before it counts */
   constructor(servers: Servers, commandTimeout: number, replicas: number) {
     this.#servers = servers;
-    this.#replicas = replicas;
-    this.#commandTimeout = commandTimeout;
+    this.#confirmation = new ReplicaConfirmation(servers, commandTimeout, replicas);
     this.#giveBacks = new GiveBacks(servers.runner, commandTimeout, (claim) => this.burn(claim));
   }
 
   /** Whether a grant counts only when Redis has been asked about it. */
   get confirmsGrants(): boolean {
-    return this.#replicas > 0;
+    return this.#confirmation.isNeeded;
   }
 
   /** @throws LockUnavailableError when there is no answer within commandTimeout */
@@ -104,7 +95,7 @@ export class LockStore {
   }
 
   async #acquirePart(claim: Claim, ttl: number): Promise<AcquireReply> {
-    const asked = this.#placeToConfirm(claim);
+    const asked = this.#confirmation.before(claim);
     const { keys } = claim;
     const call = this.#servers.acquires.call({
       script: ACQUIRE,
@@ -115,42 +106,12 @@ export class LockStore {
     });
     try {
       const answer = await call.answer;
-      if (answer.granted && asked) await this.#confirm(claim, await asked);
+      if (answer.granted && asked) await this.#confirmation.confirm(claim, await asked);
       return answer;
     } catch (error) {
       this.giveBack(claim, ttl, call.reply);
       throw error;
     }
-  }
-
-  /** Undefined where no grant has to be confirmed. */
-  #placeToConfirm(claim: Claim): Promise<Asked> | undefined {
-    if (this.#replicas === 0) return undefined;
-    const asked = this.#placeOf(claim);
-    asked.catch(() => undefined); // heard of if there is a grant; otherwise the request fails itself
-    return asked;
-  }
-
-  /** Where the claim is asked for, to be compared: what was written elsewhere is not what WAIT is about. */
-  async #placeOf({ keys }: Claim): Promise<Asked> {
-    const { lostConnections } = this.#servers;
-    const [first] = keys;
-    return { server: first && (await this.#servers.of(first)), lostConnections };
-  }
-
-  /** @throws LockUnavailableError when not enough replicas have what was granted last, there */
-  async #confirm(claim: Claim, asked: Asked, timeout = Infinity): Promise<void> {
-    const { keys } = claim;
-    const name = keys[0]?.owner ?? '';
-    const { acquires } = this.#servers;
-    const confirmed = await acquires.bounded(acquires.confirmed(name, this.#replicas), keys, timeout);
-    const { server, lostConnections } = await this.#placeOf(claim);
-    const isSame = server === asked.server && lostConnections === asked.lostConnections;
-    if (isSame && confirmed >= this.#replicas) return;
-    const message = isSame
-      ? `${confirmed} of ${this.#replicas} replicas confirmed the lock in time`
-      : 'The connection was lost before replicas had confirmed the lock';
-    throw new LockUnavailableError(message, { resources: resourcesOf(keys) });
   }
 
   /**
@@ -165,38 +126,15 @@ export class LockStore {
     const places =
       maxWaiters === Infinity ? '' : ` ${Math.min(Math.ceil(maxWaiters), Number.MAX_SAFE_INTEGER)}`;
     const bounded = ticket === '0';
-    const asked = this.#placeToConfirm(claim);
     return this.#servers.acquires.call({
       script: ACQUIRE,
       names: triples(claim.keys),
       argv: [claim.token, `${ticket} ${Math.ceil(neededFor)}${places}`],
       keys: claim.keys,
       decode: decodeAcquire,
-      listener: asked ? this.#confirming(claim, asked, listener, bounded) : listener,
+      listener: this.#confirmation.listener(claim, listener, bounded),
       bounded,
     });
-  }
-
-  /** Hears of a grant when it is confirmed: within the same time, where the answer has to come in time. */
-  #confirming(
-    claim: Claim,
-    asked: Promise<Asked>,
-    listener: AnswerListener<AcquireReply>,
-    bounded: boolean,
-  ): AnswerListener<AcquireReply> {
-    const until = bounded ? performance.now() + this.#commandTimeout : Infinity;
-    const confirm = async () => this.#confirm(claim, await asked, until - performance.now());
-    return {
-      isWanted: () => listener.isWanted(),
-      failed: (error) => listener.failed(error),
-      answered: (answer) => {
-        if (!answer.granted) return listener.answered(answer);
-        confirm().then(
-          () => listener.answered(answer),
-          (error: unknown) => listener.failed(unavailable(error, claim.keys)),
-        );
-      },
-    };
   }
 
   /**
