@@ -86,7 +86,8 @@ describe('watched keys', () => {
     let [outsideAdditions, runs] = [0, 0];
     let done = false;
     const writer = (async () => {
-      while (!done) {
+      // Not for ever: where a transaction takes longer than the pause, none would ever pass.
+      while (!done && outsideAdditions < 200) {
         await one.redis.incr(one.key('contended'));
         outsideAdditions += 1;
         await new Promise((resolve) => setTimeout(resolve, 5));
