@@ -15,7 +15,7 @@ export class Acquirer {
   readonly #room: WaitingRoom;
   readonly #keeper: LeaseKeeper;
   readonly #newToken: (ttl: number) => string;
-  /** What was asked for, until it is given up or {@link begun}. */
+  /** What was asked for, until {@link end} is told of it. */
   readonly #pending = new Bag<PendingClaim>();
 
   constructor(store: LockStore, room: WaitingRoom, keeper: LeaseKeeper, newToken: (ttl: number) => string) {

@@ -10,10 +10,6 @@ export interface Placed {
 export class Bag<Item extends Placed> implements Iterable<Item> {
   readonly #items: Item[] = [];
 
-  get size(): number {
-    return this.#items.length;
-  }
-
   add(item: Item): void {
     if (item.place === -1) item.place = this.#items.push(item) - 1;
   }

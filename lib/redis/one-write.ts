@@ -53,6 +53,15 @@ export function sendInOneWrite(redis: Redis, commands: readonly Command[]): Prom
       }
     },
   };
+  const results = resultsOf(commands); // first: whatever becomes of them is heard of
+  for (const each of commands) redis.sendCommand(each, gathered as never);
+  const all = buffers ? Buffer.concat([...buffers, Buffer.from(data)]) : data;
+  // Otherwise there is no connection any more, and each command has been told so.
+  if (all.length > 0) redis.stream.write(all);
+  return results;
+}
+
+function resultsOf(commands: readonly Command[]): Promise<Result[]> {
   return new Promise((resolve) => {
     const results: Result[] = [];
     let missing = commands.length;
@@ -67,10 +76,6 @@ export function sendInOneWrite(redis: Redis, commands: readonly Command[]): Prom
         (error: Error) => settle(i, [error]),
       );
     });
-    for (const each of commands) redis.sendCommand(each, gathered as never);
-    const all = buffers ? Buffer.concat([...buffers, Buffer.from(data)]) : data;
-    // Otherwise there is no connection any more, and each command has been told so.
-    if (all.length > 0) redis.stream.write(all);
   });
 }
 

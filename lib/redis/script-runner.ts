@@ -112,7 +112,7 @@ export class ScriptRunner implements Runner {
     const isKnown = this.#known.has(sha);
     this.#known.add(sha);
     this.#unanswered.push(batch);
-    this.#deadline ??= this.#expireIn(this.#commandTimeout);
+    if (!this.#closed) this.#deadline ??= this.#expireIn(this.#commandTimeout); // otherwise it fails at once
     this.#silence.listen();
     let sent: Promise<unknown>;
     try {
