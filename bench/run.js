@@ -2,15 +2,15 @@
  * `npm run bench [-- --seconds N] [--rounds N] [--json FILE] [--chart FILE] [--only WORDS]`: measures the scenarios one after
  * the other, the subjects of each in turn, several times; shows medians, and how far the rounds lie apart.
  */
+import { fork } from 'node:child_process';
+import { once } from 'node:events';
 import { writeFileSync } from 'node:fs';
+import { fileURLToPath } from 'node:url';
 import { parseArgs } from 'node:util';
 import { provideRedis } from '../test/chaos/dist/test/support/redis/provide-redis.js';
 import { startDelayProxy } from '../test/chaos/dist/test/support/delay-proxy.js';
 import { drawChart } from './chart.js';
-import { commits } from './scenarios/commit.js';
-import { decorators } from './scenarios/decorator.js';
-import { idleWaiters, leases, waiters } from './scenarios/many.js';
-import { sections } from './scenarios/sections.js';
+import { scenarios } from './scenarios/index.js';
 import { subjects } from './subjects.js';
 
 const { values } = parseArgs({
@@ -27,27 +27,16 @@ const NAMES = {
   ...Object.fromEntries(Object.entries(subjects).map(([key, { name }]) => [key, name])),
   service: 'locks.withLock',
 };
+const MEASURING_PROCESS = fileURLToPath(new URL('measuring-process.js', import.meta.url));
 const lines = [];
 const say = (words) => process.stderr.write(`${words}\n`);
-const isWanted = (title) => title.includes(values.only);
 
 const redis = await provideRedis({ private: true });
 const slow = await startDelayProxy(redis.url, 1);
 try {
-  // First, for memory is measured against what this process has used before.
-  for (const [title, measure] of [
-    ['10,000 waiters in a process', waiters],
-    ['10,000 leases in a process', leases],
-    ['100 idle waiters', idleWaiters],
-  ]) {
-    if (!isWanted(title)) continue;
-    say(title);
-    const result = await measure(redis.url);
-    keep({ scenario: title, subject: NAMES.ours, ...result });
-    console.log(`${title}: ${JSON.stringify(result)}`);
-  }
-  for (const scenario of [...sections, ...commits, ...decorators]) {
-    if (isWanted(scenario.title)) await compare(scenario);
+  for (const scenario of scenarios.filter(({ title }) => title.includes(values.only))) {
+    if (scenario.once) await measureOnce(scenario);
+    else await compare(scenario);
   }
 } finally {
   await slow.close();
@@ -61,15 +50,60 @@ function keep(line) {
   if (values.chart) writeFileSync(values.chart, drawChart(lines));
 }
 
-async function compare({ title, who, delayed, measure }) {
+/** @returns what measures that subject, in a process of its own until it is closed */
+async function measuringProcess({ title, delayed }, name) {
+  const task = JSON.stringify({ title, name, url: delayed ? slow.url : redis.url });
+  const child = fork(MEASURING_PROCESS, [task]);
+  await answerOf(child);
+  return {
+    measure(seconds) {
+      child.send(seconds);
+      return answerOf(child);
+    },
+    async close() {
+      child.disconnect();
+      if (child.exitCode === null) await once(child, 'exit');
+    },
+  };
+}
+
+async function answerOf(child) {
+  const gone = new AbortController();
+  const answer = once(child, 'message', { signal: gone.signal });
+  const exit = once(child, 'exit', { signal: gone.signal }).then(([code]) => {
+    throw new Error(`A process that measures has ended with ${code}`);
+  });
+  try {
+    return (await Promise.race([answer, exit]))[0];
+  } finally {
+    gone.abort();
+    await Promise.allSettled([answer, exit]);
+  }
+}
+
+async function measureOnce(scenario) {
+  say(scenario.title);
+  const subject = await measuringProcess(scenario, 'ours');
+  const result = await subject.measure(seconds);
+  await subject.close();
+  keep({ scenario: scenario.title, subject: NAMES.ours, ...result });
+  console.log(`${scenario.title}: ${JSON.stringify(result)}`);
+}
+
+async function compare(scenario) {
+  const { title, who } = scenario;
+  const measured = Object.fromEntries(
+    await Promise.all(who.map(async (name) => [name, await measuringProcess(scenario, name)])),
+  );
   const results = Object.fromEntries(who.map((name) => [name, []]));
   for (let round = 0; round < rounds; round += 1) {
     say(`${title}: round ${round + 1} of ${rounds}`);
     // Whoever comes first in a round comes last in the next.
     for (const name of round % 2 ? [...who].reverse() : who) {
-      results[name].push(await measure(delayed ? slow.url : redis.url, name, seconds));
+      results[name].push(await measured[name].measure(seconds));
     }
   }
+  for (const name of who) await measured[name].close();
   console.log(`\n${title}`);
   console.log(`  ${''.padEnd(26)}  sections/s  of the first    spread   fairness   p50 ms   p99 ms   max ms`);
   for (const name of who) {

@@ -6,7 +6,7 @@ import { startLocks } from '../subjects.js';
 const MANY = 10_000;
 
 /** What 100 that wait for one lock have Redis do: scripts per second, the holder's renewals included. */
-export async function idleWaiters(url) {
+async function idleWaiters(url) {
   const { app, locks } = await startLocks(url);
   const redis = new Redis(url);
   const commands = async () =>
@@ -30,7 +30,7 @@ export async function idleWaiters(url) {
 }
 
 /** How many round trips their renewal takes in each period of a third of the ttl, and how long the loop stands still. */
-export async function leases(url) {
+async function leases(url) {
   const ttl = 6_000;
   const { app, locks } = await startLocks(url, { ttl });
   const redis = new Redis(url);
@@ -77,7 +77,7 @@ async function collectGarbage() {
 }
 
 /** What they cost in memory, and in which order and how fast they are served. */
-export async function waiters(url) {
+async function waiters(url) {
   const { app, locks } = await startLocks(url);
   const redis = new Redis(url);
   const held = await locks.acquire('crowd');
@@ -113,3 +113,11 @@ export async function waiters(url) {
     perSecond: MANY / seconds,
   };
 }
+
+const alone = (title, measure) => ({ title, who: ['ours'], once: true, delayed: false, measure });
+
+export const many = [
+  alone('10,000 waiters in a process', waiters),
+  alone('10,000 leases in a process', leases),
+  alone('100 idle waiters', idleWaiters),
+];
