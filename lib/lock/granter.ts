@@ -3,6 +3,7 @@ import type { AcquireOptions, ResolvedModuleOptions } from '../redis-lock.option
 import { resourcesOf } from '../redis/lock-keys.js';
 import type { ResourceKeys } from '../redis/lock-keys.js';
 import type { LockStore } from '../redis/lock-store.js';
+import { PROVISIONAL_TTL } from '../redis/script-parts.js';
 import type { Acquirer } from './acquirer.js';
 import { Grant } from './grant.js';
 import { InFlight } from './in-flight.js';
@@ -57,7 +58,8 @@ export class Granter {
     const maxHold = options.maxHold ?? this.#options.maxHold;
     const { maxWaiters } = this.#options;
     const until = performance.now() + wait;
-    const patience = { until, maxWaiters, signal, nested, beginsAtOnce: true };
+    const isRenewed = autoExtend && maxHold >= PROVISIONAL_TTL;
+    const patience = { until, maxWaiters, signal, nested, beginsAtOnce: true, isRenewed };
     const asked = acquirer.begin(keys, ttl);
     let claim = asked;
     this.#underWay.begin();
@@ -79,7 +81,7 @@ export class Granter {
         throw error;
       }
       keeper.keep(lease);
-      if (inheritance) void succession.follow(lease, inheritance);
+      if (inheritance?.passedOn) void succession.follow(lease, inheritance.passedOn);
       return new Grant(lease, keeper);
     } finally {
       acquirer.end(asked);

@@ -117,7 +117,10 @@ export class LeaseKeeper {
       try {
         const renewal = await this.#store.extend(lease, ttl);
         if (renewal === 'lost') this.lose(lease, 'it has another owner, or none');
-        if (renewal === 'renewed' && lease.state === 'held') return this.#restart(lease, ttl, sent);
+        if (renewal === 'renewed' && lease.state === 'held') {
+          lease.predecessors = [];
+          return this.#restart(lease, ttl, sent);
+        }
       } finally {
         this.resumeRenewal(lease);
       }
@@ -180,6 +183,7 @@ export class LeaseKeeper {
 
   #restart(lease: Lease, ttl: number, measuredFrom: Instant): void {
     lease.ttl = ttl;
+    lease.lasts = ttl;
     lease.measuredFrom = measuredFrom;
     this.#wakeIn(Math.min(lease.renewalDueIn, lease.remaining));
   }
@@ -215,7 +219,7 @@ export class LeaseKeeper {
   /** Never rejects: what fails here is tried again by the next wake-up, and ends with the lease at the latest. */
   async #renew(due: readonly Lease[]): Promise<void> {
     // A reply that is missing must not use up the time in which another try could save the lease. A late one counts.
-    const patience = Math.min(...due.map(({ ttl }) => ttl)) / 3;
+    const patience = Math.min(...due.map(({ lasts }) => lasts)) / 3;
     // Until then none of them is due again, while others may be.
     for (const lease of due) lease.retryAt = performance.now() + patience + RETRY_PAUSE;
     try {
@@ -237,7 +241,11 @@ export class LeaseKeeper {
         ({ lease, ttl }, renewal) => {
           if (renewal === 'lost') this.lose(lease, 'it has another owner, or none');
           if (renewal !== 'renewed' || lease.state !== 'held' || lease.ttl !== ttl) return;
-          if (elapsedSince(sent) < elapsedSince(lease.measuredFrom)) lease.measuredFrom = sent;
+          lease.predecessors = [];
+          if (elapsedSince(sent) < elapsedSince(lease.measuredFrom)) {
+            lease.measuredFrom = sent;
+            lease.lasts = ttl;
+          }
           lease.retryAt = -Infinity;
         },
         patience,

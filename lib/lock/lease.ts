@@ -12,17 +12,20 @@ type LossListener = (reason: string) => void;
 
 export type LeaseState = 'held' | 'lost' | 'released';
 
-/** What a lease has from the one before it, until Redis has heard of it. */
+/** What a lease begins with when it did not ask for it: from whoever had the lock before. */
 export interface Inheritance {
-  /** Since when a lease of its ttl would have to last to end when the one before it does. */
+  /** How many ms it lasts, from when. */
+  readonly lasts: number;
   readonly measuredFrom: Instant;
-  /** Holders before it, the latest first, one of which Redis takes for the owner. */
   readonly predecessors: readonly string[];
-  /** When Redis was told, and what it answers. */
-  readonly sent: Instant;
-  readonly told: Promise<PassedOn>;
-  /** The lease that came of it. */
-  heir?: Lease;
+  /** Where Redis knows another token as the owner until it has heard of this one. */
+  readonly passedOn?: {
+    /** When Redis was told, and what it answers. */
+    readonly sent: Instant;
+    readonly told: Promise<PassedOn>;
+    /** The lease that came of it. */
+    heir?: Lease;
+  };
 }
 
 /** What a lease was taken for. Times are in ms. */
@@ -36,7 +39,6 @@ export interface LeaseTerms {
   readonly maxHold?: number;
   /** It is given up no sooner. Default: 0. */
   readonly minHold?: number;
-  /** When it begins under the lease before it. */
   readonly inheritance?: Inheritance | undefined;
 }
 
@@ -44,8 +46,10 @@ export interface LeaseTerms {
 export class Lease implements Claim, Placed {
   place = -1;
   state: LeaseState = 'held';
-  /** ms the lease lasts from {@link measuredFrom}. */
+  /** ms it lasts from each renewal on. */
   ttl: number;
+  /** ms it lasts from {@link measuredFrom}. */
+  lasts: number;
   /** Taken before the request that began or renewed the lease was sent. */
   measuredFrom: Instant;
   /** Above 0, no renewal is sent: one between WATCH and EXEC would make Redis refuse the commit. */
@@ -54,7 +58,10 @@ export class Lease implements Claim, Placed {
   retryAt = -Infinity;
   /** The last extension that was asked for. */
   extended: Promise<void> | undefined;
-  /** See Inheritance; none once Redis has heard of this lease. */
+  /**
+   * None once Redis has heard of this lease. Before that: holders before it, the latest first, one of which Redis takes
+   * for the owner; or its own token once more, as long as it has the lock provisionally.
+   */
   predecessors: readonly string[];
   /** While Redis may not have heard of the lease: resolves when it has, or when that does not matter any more. */
   heard: Promise<void> | undefined;
@@ -80,6 +87,7 @@ export class Lease implements Claim, Placed {
     terms: LeaseTerms,
   ) {
     this.ttl = terms.ttl;
+    this.lasts = terms.inheritance?.lasts ?? terms.ttl;
     this.measuredFrom = terms.inheritance?.measuredFrom ?? terms.acquired;
     this.predecessors = terms.inheritance?.predecessors ?? [];
     this.#acquired = terms.acquired;
@@ -113,22 +121,22 @@ export class Lease implements Claim, Placed {
   /** ms this process may still count on, less what clocks may drift: 1 % and 2 ms. 0 when lost or released. */
   get remaining(): number {
     if (this.state !== 'held') return 0;
-    return Math.max(0, this.ttl * DRIFT - 2 - elapsedSince(this.measuredFrom));
+    return Math.max(0, this.lasts * DRIFT - 2 - elapsedSince(this.measuredFrom));
   }
 
   /** Since when a lease of that ttl would have to last to end when this one does. */
   measuredFor(ttl: number): Instant {
-    const later = (this.ttl - ttl) * DRIFT;
+    const later = (this.lasts - ttl) * DRIFT;
     const { monotonic, wall } = this.measuredFrom;
     return { monotonic: monotonic + later, wall: wall + later };
   }
 
-  /** ms until renewal is due, after a third of the ttl; Infinity when there will be none. */
+  /** ms until renewal is due, after a third of what it lasts; Infinity when there will be none. */
   get renewalDueIn(): number {
     const { autoExtend = true, maxHold = Infinity } = this.#terms;
     if (!autoExtend || this.state !== 'held' || this.renewalPauses > 0) return Infinity;
     if (performance.now() - this.#acquired.monotonic >= maxHold) return Infinity;
-    return Math.max(0, this.ttl / 3 - elapsedSince(this.measuredFrom), this.retryAt - performance.now());
+    return Math.max(0, this.lasts / 3 - elapsedSince(this.measuredFrom), this.retryAt - performance.now());
   }
 
   /** ms it has to be held still, whatever its holder says. */

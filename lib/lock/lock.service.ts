@@ -74,7 +74,7 @@ export class LockService
     this.#scopes = scopes;
     this.#connections = new Connections(options, clientId, {
       onOutage: (error) => this.#logger.warn(`Redis connection: ${error.message}`),
-      onWakeUp: (token) => this.#room.told(token),
+      onWakeUp: (...told) => this.#room.told(...told),
       onSubscribed: () => this.#room.askAll(),
     });
     const { client, servers } = this.#connections;

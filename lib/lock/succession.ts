@@ -1,9 +1,9 @@
 import { pause, within } from '../redis/deadline.js';
-import { now } from '../redis/instant.js';
+import { elapsedSince, now } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
 import type { LockStore } from '../redis/lock-store.js';
 import type { PassedOn, Release } from '../redis/lock-replies.js';
-import { MAX_UNHEARD } from '../redis/script-parts.js';
+import { MAX_UNHEARD, PROVISIONAL_TTL } from '../redis/script-parts.js';
 import type { Inheritance, Lease } from './lease.js';
 import type { LeaseKeeper } from './lease-keeper.js';
 import type { Waiter } from './waiter.js';
@@ -13,9 +13,11 @@ import type { WaitingRoom } from './waiting-room.js';
 const RETRY_PAUSE = 50;
 
 /**
- * Passes a lock on inside of this process without waiting for Redis. As long as the holder's lease lasts, nobody else
- * can have the lock. So when Redis has said that the next one in line is a waiter of this service, it begins under
- * what is left of that lease, and has its own as soon as Redis has heard of it. See docs/waiting.md.
+ * Has waiters begin without asking Redis, as soon as it is certain that nobody else can have the lock. See docs/waiting.md.
+ *
+ * - As long as the lease of a holder of this service lasts. So when Redis has said that the next one in line is a waiter of
+ *   this service, it begins under what is left of that lease, and has its own as soon as Redis has heard of it.
+ * - When another process has handed the lock over to a waiter, for as long as such a grant lasts that nobody has come for.
  */
 export class Succession {
   readonly #store: LockStore;
@@ -27,19 +29,20 @@ export class Succession {
     this.#room = room;
     this.#keeper = keeper;
     keeper.onRelease = (lease, remaining) => this.#release(lease, remaining);
+    room.onHandedOver = (waiter, fencingToken, after) => this.#takeOver(waiter, fencingToken, after);
   }
 
   /**
-   * Has to be called for each lease that was inherited, when it begins: tells Redis of it until Redis has heard.
+   * Has to be called for each lease that was passed on, when it begins: tells Redis of it until Redis has heard.
    * Never rejects: what fails is tried again, and ends with the lease at the latest.
    */
-  async follow(lease: Lease, inheritance: Inheritance): Promise<void> {
-    inheritance.heir = lease;
+  async follow(lease: Lease, passedOn: NonNullable<Inheritance['passedOn']>): Promise<void> {
+    passedOn.heir = lease;
     this.#keeper.pauseRenewal(lease); // Redis would not know the token
     let stop = () => undefined as void;
     lease.heard = new Promise((resolve) => (stop = resolve));
-    const passedOn = await this.#tell(lease, inheritance.told);
-    if (passedOn) this.#heard(lease, passedOn, inheritance.sent);
+    const answer = await this.#tell(lease, passedOn.told);
+    if (answer) this.#heard(lease, answer, passedOn.sent);
     lease.heard = undefined;
     stop();
   }
@@ -48,8 +51,8 @@ export class Succession {
   async #tell(lease: Lease, first: Promise<PassedOn>): Promise<PassedOn | undefined> {
     for (let told = first; ; told = this.#store.passOn(lease)) {
       // An answer that is missing must not use up the time in which another try could save the lease.
-      const passedOn = await within(lease.ttl / 3, told).catch(() => undefined);
-      if (passedOn) return passedOn;
+      const answer = await within(lease.ttl / 3, told).catch(() => undefined);
+      if (answer) return answer;
       await pause(RETRY_PAUSE);
       // A release names all tokens there are, unless it is put off by a minHold: then the keeper still has the lease.
       if (!this.#keeper.has(lease.token) || (lease.state === 'held' && lease.remaining <= 0))
@@ -73,8 +76,8 @@ export class Succession {
     if (!keys || others.length > 0 || this.#store.confirmsGrants) return undefined;
     if (lease.predecessors.length >= MAX_UNHEARD) return undefined;
     const heir = this.#room.nextInLine(keys.owner);
-    // It must not be lost because Redis takes its time; and a commit that is under way is first of all Redis' matter.
-    if (!heir || remaining < heir.ttl / 2 || lease.relyingCommits > 0) return undefined;
+    // A commit that is under way is first of all Redis' matter.
+    if (!heir || remaining < enoughFor(heir) || lease.relyingCommits > 0) return undefined;
     return this.#passOn(lease, heir);
   }
 
@@ -86,15 +89,38 @@ export class Succession {
     const told = this.#store.passOn({ ...heir.claim, predecessors, fencingTokens: [fencingToken] });
     // Until Redis has answered, the shorter one of the two leases counts.
     const measuredFrom = earlier(lease.measuredFor(heir.ttl), sent);
-    const inheritance: Inheritance = { measuredFrom, predecessors, sent, told };
+    const passedOn: Inheritance['passedOn'] = { sent, told };
+    const inheritance = { measuredFrom, lasts: heir.ttl, predecessors, passedOn };
     this.#room.begin(heir, { claim: heir.claim, fencingTokens: [fencingToken], acquired: sent, inheritance });
     const { release } = await told;
     if (release === 'released') return release;
     // Where this process has given the lock up again before Redis had heard of it, that named this token as well.
-    const { heir: next } = inheritance;
+    const { heir: next } = passedOn;
     if (next?.released) return next.released;
     return next?.state === 'held' ? release : 'unclear';
   }
+
+  /**
+   * Another process has handed the lock over to the waiter after that instant. The grant is provisional, but Redis has it
+   * as the owner: what is left of that is a lease like any other, to be renewed a bit sooner.
+   *
+   * @returns whether enough of it is left to begin
+   */
+  #takeOver(waiter: Waiter, fencingToken: number, after: Instant): boolean {
+    const { claim, ttl, patience } = waiter;
+    const lasts = Math.min(ttl, PROVISIONAL_TTL);
+    const left = lasts - elapsedSince(after);
+    if (!patience.isRenewed || this.#store.confirmsGrants || left < enoughFor(waiter)) return false;
+    // A release that comes before the first renewal has to look at what the hand-over has left: it names the token twice.
+    const inheritance = { measuredFrom: after, lasts, predecessors: [claim.token] };
+    this.#room.begin(waiter, { claim, fencingTokens: [fencingToken], acquired: now(), inheritance });
+    return true;
+  }
+}
+
+/** ms of a lease that a waiter can begin with: it must not be lost because Redis takes its time. */
+function enoughFor({ ttl, patience }: Waiter): number {
+  return (patience.isRenewed ? Math.min(ttl, PROVISIONAL_TTL) : ttl) / 2;
 }
 
 function earlier(one: Instant, other: Instant): Instant {

@@ -13,6 +13,8 @@ export interface Patience {
   readonly nested: boolean;
   /** Whether its lease begins with the grant; otherwise it has to be granted by Redis. */
   readonly beginsAtOnce: boolean;
+  /** Whether its lease is renewed from the beginning. */
+  readonly isRenewed: boolean;
 }
 
 /** A claim from when it is asked for until it is kept, or given up. */
@@ -28,6 +30,12 @@ export interface Granted {
   readonly inheritance?: Inheritance | undefined;
 }
 
+/** When somebody was not the owner yet. */
+export interface Refused {
+  readonly sent: Instant;
+  readonly lastFencingToken: number;
+}
+
 /** One who waits for a single resource. */
 export interface Waiter extends Placed {
   readonly claim: PendingClaim;
@@ -40,6 +48,8 @@ export interface Waiter extends Placed {
   /** Once it is not 'waiting' any more, nothing that comes later changes it. */
   state: 'waiting' | 'granted' | 'gone';
   retryAfter: number | undefined;
+  /** When the last ask was sent that did not find it the owner, and the last fencing token that Redis knew of then. */
+  refused: Refused | undefined;
   /** How often it was granted a lease that was over by then. */
   lateGrants: number;
   resolve(granted: Granted): void;

@@ -24,7 +24,7 @@ type WakeUpPlaces = Pick<Servers, 'sharded' | 'hears' | 'subscribed' | 'unsubscr
 /**
  * Where the waiters of one service wait. Each has a place in the queue in Redis and is silent: it asks again when it
  * is told that the lock is its own, when the holder's lease ends (the first one in line does that for all), and after
- * the subscription was re-made. A message is a hint; what Redis answers to an ask is the truth.
+ * the subscription was re-made. A message is a hint; what Redis answers to an ask is the truth. See docs/waiting.md.
  */
 export class WaitingRoom {
   readonly #store: LockStore;
@@ -41,6 +41,12 @@ export class WaitingRoom {
     failed: (ask: Ask, error: LockUnavailableError) => this.#failed(ask, error),
   };
   #closed: 'no' | 'except nested' | 'yes' = 'no';
+
+  /**
+   * Asked first when a waiter is told that it has the lock by a grant that was made after that instant: whether it begins
+   * without asking.
+   */
+  onHandedOver: (waiter: Waiter, fencingToken: number, after: Instant) => boolean = () => false;
 
   /** @param isInUse whether a token that does not wait here was granted, or is about to be given up */
   constructor(
@@ -134,10 +140,18 @@ export class WaitingRoom {
     }
   }
 
-  /** A message for one of our waiters: the lock seems to be its own. */
-  told(token: string): void {
+  /** A message for one of our waiters, however old: the lock seems to be its own, or it has to look why not. */
+  told(token: string, fencingToken: number | undefined, run: readonly string[]): void {
     const waiter = this.#find(token);
-    if (waiter) this.#ask(waiter);
+    if (!waiter) return;
+    const { asking, patience, refused } = waiter;
+    // The answer to an ask that is under way comes first. A grant before the last refusal has ended by then.
+    const isNews = refused && fencingToken !== undefined && fencingToken > refused.lastFencingToken;
+    if (isNews && !asking && patience.beginsAtOnce) {
+      this.runs(ownerKey(waiter.claim), run);
+      if (this.onHandedOver(waiter, fencingToken, refused.sent)) return;
+    }
+    this.#ask(waiter);
   }
 
   #find(token: string): Waiter | undefined {
@@ -207,6 +221,7 @@ export class WaitingRoom {
       askAgain: false,
       state: 'waiting',
       retryAfter: undefined,
+      refused: undefined,
       lateGrants: 0,
       resolve,
       reject,
@@ -292,6 +307,8 @@ export class WaitingRoom {
     } else {
       waiter.ticket = answer.ticket;
       waiter.retryAfter = answer.retryAfter;
+      const { lastFencingToken } = answer;
+      waiter.refused = lastFencingToken === undefined ? undefined : { sent, lastFencingToken };
       if (waiter.place !== -1) this.#getInLine(waiter);
       const line = this.#lineOf(waiter);
       if (answer.before !== undefined) line?.comesAfter(answer.before, claim.token);

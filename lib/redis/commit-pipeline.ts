@@ -1,7 +1,7 @@
 import type { Command, Redis } from 'ioredis';
 import { DeadlineError, within } from './deadline.js';
 import { GUARD, SAME_KEYS } from './commit-scripts.js';
-import { triples } from './lock-keys.js';
+import { tokensOf, triples } from './lock-keys.js';
 import type { Claim } from './lock-keys.js';
 import { decodeRelease } from './lock-replies.js';
 import { RELEASE } from './lock-scripts.js';
@@ -111,7 +111,7 @@ export async function sendCommit(
   ];
   if (!keep) {
     const all = triples(claim.keys);
-    transaction.push(command(redis, 'evalsha', [RELEASE.sha, all.length, ...all, claim.token, '']));
+    transaction.push(command(redis, 'evalsha', [RELEASE.sha, all.length, ...all, tokensOf(claim), '']));
   }
   for (const { method, args } of commands) transaction.push(commandOf(redis, method, args));
   transaction.push(execOf(redis));

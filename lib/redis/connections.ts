@@ -14,8 +14,8 @@ const OWN_CLIENT = { lazyConnect: true, disconnectTimeout: 0 } as const satisfie
 export interface ConnectionListener {
   /** Once for each outage, not for each attempt to connect. */
   onOutage(error: Error): void;
-  /** The lock of this token was handed over to it. */
-  onWakeUp(token: string): void;
+  /** A waiter has to look: the lock of this token was handed over to it, where there is a fencing token. */
+  onWakeUp(token: string, fencingToken: number | undefined, run: readonly string[]): void;
   /** Messages may have been lost before this. */
   onSubscribed(): void;
 }

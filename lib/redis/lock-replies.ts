@@ -25,6 +25,8 @@ export type AcquireReply =
       readonly retryAfter: number | undefined;
       /** The place in the queue, if one was asked for; undefined when all are taken. */
       readonly ticket: string | undefined;
+      /** Of the last grant before this answer, where a place was asked for and Redis knows of one. */
+      readonly lastFencingToken: number | undefined;
       /** Who comes right before a new place: the token of the last one in line, or 'ours', a holder of this client. */
       readonly before: string | undefined;
     };
@@ -119,12 +121,13 @@ export function decodeAcquire(reply: unknown, keys = 1): AcquireReply {
     const run = decodeRun(rest[keys + 1]);
     return { granted: true, fencingTokens, placeLost: lost === 1, run };
   }
-  const [left = -1, ticket, lost, before] = rest;
+  const [left = -1, ticket, lost, last, before] = rest;
   return {
     granted: false,
     retryAfter: Number(left) >= 0 ? Number(left) : undefined,
     ticket: ticket === undefined ? undefined : String(ticket),
     placeLost: Number(lost) === 1,
+    lastFencingToken: Number(last) > 0 ? Number(last) : undefined,
     before: before === undefined ? undefined : String(before),
   };
 }

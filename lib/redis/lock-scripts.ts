@@ -12,7 +12,7 @@ import { GRANT, HAND_OVER, RECORD, TOKEN, claimScript, script } from './script-p
  * Returns for each claim one of
  *         fencing token, when nobody had or wanted its one resource
  *         {1, lost, fencing token, ..., run} in the order of KEYS; run: see handOver, if it had a ticket
- *         {0, ms the holder has left (-1: for ever), and if there is one: ticket, lost, before}
+ *         {0, ms the holder has left (-1: for ever), and if there is one: ticket, lost, last fencing token, before}
  *         {2, ms the holder has left} when all places are taken
  *         an error that concerns this claim alone
  *         before: who comes right before a new place, as far as the asker can know it: the token of the last one in
@@ -79,7 +79,7 @@ export const ACQUIRE = claimScript(
           ticket = format(call('ZSCORE', queue, me) or ticket)
         end
         if call('PTTL', queue) < tonumber(neededFor) then call('PEXPIRE', queue, neededFor) end
-        return {0, left, ticket, lost, before}
+        return {0, left, ticket, lost, call('HGET', KEYS[i + 2], 'last'), before}
       end
     end
     local reply = {1, lost}
@@ -171,6 +171,7 @@ export const PASS_ON = script(
   local is = known(fence)
   if not mine and (holder ~= me or is[3] == me) then return {0} end
   local number, shorter
+  if mine and is[3] then call('HDEL', fence, 'provisional') end
   if mine then number, shorter = grant(owner, fence, me, ttlOf(me), is, tonumber(ARGV[2])) end
   call('ZREM', queue, me, unpack(ARGV, 3))
   local after = shorter and first(queue)
@@ -180,7 +181,8 @@ export const PASS_ON = script(
 );
 
 /**
- * Renews leases, each by its owner only; a lost one is never re-created.
+ * Renews leases, each by its owner only; a lost one is never re-created. Whoever was handed the lock provisionally has it
+ * for good with this.
  *
  * KEYS    owner, fence of each resource
  * ARGV    token, ttl (ms) of each resource
@@ -199,7 +201,8 @@ export const RENEW = script(
     if holder == token then
       renewed = redis.pcall('PEXPIRE', owner, ttl)
       pcall(function()
-        local believed, kept = unpack(call('HMGET', fence, 'believed', 'kept'))
+        local believed, kept, provisional = unpack(call('HMGET', fence, 'believed', 'kept', 'provisional'))
+        if provisional then call('HDEL', fence, 'provisional') end
         record(fence, ttl, kept, 'believed', format(math.max(tonumber(believed) or 0, millis() + ttl)))
       end)
     end
@@ -212,7 +215,7 @@ export const RENEW = script(
 
 /**
  * Makes leases last from now on, also shorter than they were to; then the next in line, who believes in the old end, is
- * told to ask.
+ * told to ask. As with RENEW, none is provisional any more.
  *
  * KEYS    owner, queue, fence of each resource
  * ARGV    1 token, 2 ttl (ms)
@@ -232,9 +235,10 @@ export const EXTEND = script(
     if call('GET', owner) == ARGV[1] then
       ours = ours + 1
       call('PEXPIRE', owner, ttl)
-      local believed, kept = unpack(call('HMGET', fence, 'believed', 'kept'))
-      believed = tonumber(believed) or 0
-      record(fence, ttl, kept, 'believed', format(math.max(ends, believed)))
+      local is = known(fence)
+      local believed = tonumber(is[2]) or 0
+      if is[3] then call('HDEL', fence, 'provisional') end
+      record(fence, ttl, is[4], 'believed', format(math.max(ends, believed)))
       local waiter = ends < believed and first(queue)
       while waiter and not tell(owner, queue, waiter) do waiter = first(queue) end
     end

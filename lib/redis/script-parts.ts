@@ -147,7 +147,8 @@ export const GRANT = `
 /*
  * handOver: gives a lock whose owner is done with it to the first live waiter, or deletes it.
  * A waiter of the same client gets it for its whole TTL and is answered, for the caller to tell it; should the reply
- * be lost, that client asks for all its waiters. Any other gets it provisionally and is told on its client's channel.
+ * be lost, that client asks for all its waiters. Any other gets it provisionally and is told on its client's channel, with
+ * its fencing token.
  * Nobody receives that: the client is gone, and all its places with it. A PUBLISH that is refused counts as
  * received: the provisional TTL is the net. Bookkeeping comes first, so that the woken waiter finds it done.
  * When the lease is shorter than what waiters believe in, the next one in line is told to ask about it.
@@ -177,12 +178,13 @@ export const HAND_OVER = `
       if clientOf(token) == client then call('ZREM', queue, token) end
     end
   end
-  local function tell(owner, queue, waiter)
+  local function tell(owner, queue, waiter, number)
     local client, sharded = string.match(waiter, '^([^:]+):(s?)')
     local prefix, tag = string.match(owner, '^(.*)({[^}]*})')
     local receivers
-    if sharded == 's' then receivers = redis.pcall('SPUBLISH', prefix .. 'wake:' .. tag .. ':' .. client, waiter)
-    else receivers = redis.pcall('PUBLISH', prefix .. 'wake:' .. client, waiter) end
+    local message = number and table.concat({waiter, number, run(queue, client)}, ' ') or waiter
+    if sharded == 's' then receivers = redis.pcall('SPUBLISH', prefix .. 'wake:' .. tag .. ':' .. client, message)
+    else receivers = redis.pcall('PUBLISH', prefix .. 'wake:' .. client, message) end
     if receivers ~= 0 then return true end
     drop(queue, client)
   end
@@ -195,7 +197,7 @@ export const HAND_OVER = `
       local px = ours and ttlOf(waiter) or math.min(ttlOf(waiter), ${PROVISIONAL_TTL})
       local number, shorter = grant(owner, fence, waiter, px, known(fence))
       if ours then call('HDEL', fence, 'provisional') else call('HSET', fence, 'provisional', waiter) end
-      if ours or tell(owner, queue, waiter) then
+      if ours or tell(owner, queue, waiter, number) then
         local after = shorter and first(queue)
         while after and not tell(owner, queue, after) do after = first(queue) end
         if ours then

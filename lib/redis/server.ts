@@ -35,8 +35,8 @@ export interface ServerListener {
   onReady(): void;
   /** The connection for scripts was lost: what was under way may be sent again. */
   onLost(): void;
-  /** The lock of this token was handed over to it. */
-  onWakeUp(token: string): void;
+  /** A waiter has to look: the lock of this token was handed over to it, where there is a fencing token. */
+  onWakeUp(token: string, fencingToken: number | undefined, run: readonly string[]): void;
   /** Messages may have been lost before this. */
   onSubscribed(): void;
   /** A slot is not there any more. */
@@ -90,7 +90,7 @@ export class Server {
     this.commits = new CommitConnection(commit);
     this.watches = new WatchPool(commit, replicas > 0 ? POOL_SIZE - 1 : POOL_SIZE);
     this.wakeUps = new WakeUps(duplicate, commandTimeout, {
-      onToken: (token) => listener.onWakeUp(token),
+      onWakeUp: (...told) => listener.onWakeUp(...told),
       onSubscribed: () => listener.onSubscribed(),
       onMoved: () => listener.onMoved(),
       onError,

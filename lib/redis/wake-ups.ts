@@ -18,8 +18,8 @@ const SUBSCRIBER = {
 const LINGER = 5_000;
 
 export interface WakeUpListener {
-  /** The lock of this token was handed over to it. */
-  onToken(token: string): void;
+  /** A waiter has to look: the lock of this token was handed over to it, where there is a fencing token. */
+  onWakeUp(token: string, fencingToken: number | undefined, run: readonly string[]): void;
   /** Messages may have been lost before this. */
   onSubscribed(): void;
   /** A channel is not to be heard here any more: its slot has moved. */
@@ -118,8 +118,11 @@ export class WakeUps {
     const redis = this.#duplicate(SUBSCRIBER);
     this.#silence = new Silence(redis, this.#timeout, () => this.#asked > 0);
     redis.on('error', (error: Error) => this.#listener.onError(error));
-    redis.on('message', (_channel: string, token: string) => this.#listener.onToken(token));
-    redis.on('smessage', (_channel: string, token: string) => this.#listener.onToken(token));
+    const onMessage = (_channel: string, message: string) => {
+      const [token = '', number, ...run] = message.split(' ');
+      this.#listener.onWakeUp(token, number === undefined ? undefined : Number(number), run);
+    };
+    redis.on('message', onMessage).on('smessage', onMessage);
     redis.on('moved', () => {
       this.#mistrust(({ sharded }) => sharded); // it is not said which
       this.#listener.onMoved();

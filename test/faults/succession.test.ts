@@ -149,7 +149,7 @@ describe('a lock that is passed on inside of a process', () => {
 
   it('is not passed on with too little left of the lease', async () => {
     const held = await one.locks.acquire('passed', { ttl: 1_000, autoExtend: false });
-    const { lock } = await queueUp({ ttl: 4_000 });
+    const { lock } = await queueUp({ ttl: 4_000, autoExtend: false });
     const released = held.release();
     const mine = await lock;
     expect(mine.remaining).toBeGreaterThan(3_000); // from the first moment on

@@ -1,0 +1,209 @@
+import { afterEach, beforeEach, describe, expect, it } from '@jest/globals';
+import { LockLostError } from '../../lib/index.js';
+import type { AcquireOptions, Lock } from '../../lib/index.js';
+import { PROVISIONAL_TTL } from '../../lib/redis/script-parts.js';
+import { startCountingProxy } from '../support/counting-proxy.js';
+import type { CountingProxy } from '../support/counting-proxy.js';
+import { eventually } from '../support/eventually.js';
+import { startLocks } from '../support/lock-application.js';
+import type { LockApplication } from '../support/lock-application.js';
+import { sharedRedisUrl } from '../support/redis/test-redis.js';
+
+/** What every script is sent as. */
+const SCRIPTS = 'eval';
+
+describe('a lock that another process hands over', () => {
+  let proxy: CountingProxy;
+  let one: LockApplication;
+  let other: LockApplication;
+
+  beforeEach(async () => {
+    proxy = await startCountingProxy(sharedRedisUrl());
+    one = await startLocks({ connection: proxy.url, ttl: 4_000, commandTimeout: 600 });
+    other = await startLocks({ keyPrefix: one.prefix });
+  });
+  afterEach(async () => {
+    proxy.passRequests();
+    await other.app.close();
+    other.redis.disconnect();
+    await one.close();
+    await proxy.close();
+  });
+
+  const keyOf = (kind: '' | 'queue:' | 'fence:') => `${one.prefix}:${kind}{given}`;
+  const owner = () => one.redis.get(keyOf(''));
+  const provisional = () => one.redis.hget(keyOf('fence:'), 'provisional');
+  const lastFencingToken = async () => Number(await one.redis.hget(keyOf('fence:'), 'last'));
+  const waiters = () => one.redis.zrange(keyOf('queue:'), '0', '-1');
+
+  /** Starts to wait, and resolves when the place is taken and this process knows of it. */
+  const queueUp = async (options: AcquireOptions = {}, from = one) => {
+    const before = await waiters();
+    const lock = from.locks.acquire('given', { wait: 10_000, ...options });
+    lock.catch(() => undefined); // whoever looks at it hears of it
+    let token: string | undefined;
+    await eventually(async () => {
+      token = (await waiters()).find((each) => !before.includes(each));
+      return token !== undefined;
+    });
+    await from.locks.tryAcquire('given'); // its answer comes after that to the wish to wait
+    return { lock, token: token ?? '' };
+  };
+
+  /** Whether it has settled before what Redis is asked now has been answered, twice over. */
+  const hasBegun = async (lock: Promise<Lock>) => {
+    let begun = false;
+    lock.then(() => (begun = true)).catch(() => undefined);
+    await one.redis.ping();
+    await other.locks.inspect('given');
+    return begun;
+  };
+
+  it('is the waiter’s before that could ask for it, and is renewed in time', async () => {
+    const held = await other.locks.acquire('given');
+    const { lock } = await queueUp({ ttl: 10_000 });
+    const asked = performance.now();
+    await eventually(() => performance.now() - asked > 200);
+    proxy.holdRequestsWith(SCRIPTS);
+    await held.release();
+    const mine = await lock;
+    expect(mine.remaining).toBeLessThan(PROVISIONAL_TTL - 200); // no more than what is certain
+    expect([mine.held, mine.token, mine.fencingToken]).toEqual([
+      true,
+      await owner(),
+      await lastFencingToken(),
+    ]);
+    proxy.passRequests();
+    await eventually(() => mine.remaining > PROVISIONAL_TTL);
+    expect(await provisional()).toBeNull();
+    expect(await one.redis.pttl(keyOf(''))).toBeGreaterThan(PROVISIONAL_TTL);
+    await mine.release();
+    expect(await owner()).toBeNull();
+  });
+
+  it('is lost when it cannot be renewed, no later than others may have it', async () => {
+    const held = await other.locks.acquire('given');
+    const { lock } = await queueUp({ ttl: 500 });
+    const next = await queueUp({}, other);
+    proxy.holdRequestsWith(SCRIPTS);
+    await held.release();
+    const mine = await lock;
+    const heldBefore = mine.held;
+    const theirs = await next.lock;
+    expect([heldBefore, mine.held, mine.signal.reason]).toEqual([true, false, expect.any(LockLostError)]);
+    proxy.passRequests();
+    await mine.release();
+    expect([theirs.held, await owner()]).toEqual([true, theirs.token]);
+    await theirs.release();
+  });
+
+  it.each([
+    ['of a grant before its last question', (last: number) => ` ${last}`],
+    ['without a fencing token', () => ''],
+  ])('is nobody’s because of a message %s', async (_, suffix) => {
+    const held = await other.locks.acquire('given');
+    const { lock, token } = await queueUp();
+    const [channel = ''] = (await one.redis.pubsub('CHANNELS', `${one.prefix}:wake:*`)) as string[];
+    proxy.reset();
+    await one.redis.publish(channel, `${token}${suffix(held.fencingToken)}`);
+    await eventually(() => proxy.roundTrips() > 0); // it asks
+    expect([await hasBegun(lock), held.held, await owner()]).toEqual([false, true, held.token]);
+    await held.release();
+    await (await lock).release();
+  });
+
+  it('is not begun with while the waiter asks: the answer comes first', async () => {
+    const held = await other.locks.acquire('given');
+    const { lock, token } = await queueUp();
+    const [channel = ''] = (await one.redis.pubsub('CHANNELS', `${one.prefix}:wake:*`)) as string[];
+    proxy.holdRequestsWith(SCRIPTS);
+    proxy.reset();
+    await one.redis.publish(channel, token);
+    await eventually(() => proxy.roundTrips() > 0); // it asks
+    await held.release();
+    expect(await hasBegun(lock)).toBe(false);
+    proxy.passRequests();
+    await (await lock).release();
+  });
+
+  it('has to be asked for when that could not be before most of the grant is over', async () => {
+    const held = await other.locks.acquire('given');
+    const queued = performance.now();
+    const { lock } = await queueUp({ ttl: 300 });
+    await eventually(() => performance.now() - queued > 300);
+    proxy.holdRequestsWith(SCRIPTS);
+    await held.release();
+    expect(await hasBegun(lock)).toBe(false);
+    proxy.passRequests();
+    const mine = await lock;
+    expect([mine.held, await owner()]).toEqual([true, mine.token]);
+    await mine.release();
+  });
+
+  it('has to be asked for where its lease would not be renewed', async () => {
+    const held = await other.locks.acquire('given');
+    const { lock } = await queueUp({ ttl: 1_200, autoExtend: false });
+    proxy.holdRequestsWith(SCRIPTS);
+    await held.release();
+    expect(await hasBegun(lock)).toBe(false);
+    proxy.passRequests();
+    const mine = await lock;
+    expect([mine.held, await owner()]).toEqual([true, mine.token]);
+    await mine.release();
+  });
+
+  it.each<[string, (mine: Lock) => Promise<void>]>([
+    ['a release', (mine) => mine.release()],
+    ['an extension', (mine) => mine.extend()],
+  ])('leaves no trace of how it came after %s, and its client’s places alone', async (_, end) => {
+    const held = await other.locks.acquire('given');
+    const { lock } = await queueUp();
+    const theirs = await queueUp({}, other);
+    const again = await queueUp();
+    await held.release();
+    const mine = await lock;
+    expect(await provisional()).toBe(mine.token); // not renewed yet
+    await end(mine);
+    expect(await provisional()).not.toBe(mine.token);
+    await mine.release();
+    const second = await theirs.lock;
+    expect(await waiters()).toEqual([again.token]);
+    await second.release();
+    await (await again.lock).release();
+    expect(await provisional()).toBeNull();
+  });
+
+  it('can be passed on inside of the process before it was renewed', async () => {
+    const held = await other.locks.acquire('given');
+    const [first, second] = [await queueUp(), await queueUp()];
+    await held.release();
+    const mine = await first.lock;
+    expect(await provisional()).toBe(mine.token);
+    proxy.holdReplies(SCRIPTS);
+    void mine.release();
+    const next = await second.lock;
+    expect([mine.held, next.held, next.fencingToken]).toEqual([false, true, mine.fencingToken + 1]);
+    proxy.passReplies();
+    await eventually(async () => (await owner()) === next.token);
+    expect([await provisional(), await waiters()]).toEqual([null, []]);
+    await next.release();
+    expect(await owner()).toBeNull();
+  });
+
+  it('gives way to a commit at once, which gives it up without a trace', async () => {
+    const held = await other.locks.acquire('given');
+    const work = one.locks.withLock('given', { wait: 10_000 }, async ({ multi, lock }) => {
+      expect(await provisional()).toBe(lock.token);
+      multi.incr(one.key('n'));
+    });
+    await eventually(async () => (await waiters()).length === 1);
+    await one.locks.tryAcquire('given');
+    await held.release();
+    await work;
+    expect([await one.redis.get(one.key('n')), await owner(), await provisional()]).toEqual([
+      '1',
+      null,
+      null,
+    ]);
+  });
+});
