@@ -1,4 +1,5 @@
 import { AsyncLocalStorage } from 'node:async_hooks';
+import type { OnApplicationShutdown } from '@nestjs/common';
 import { LockScopeError } from '../errors/lock.errors.js';
 import type { Lock } from '../lock/lock.js';
 import type { RedisClient } from '../redis/redis-client.js';
@@ -25,11 +26,39 @@ export interface Held {
 const NONE: readonly never[] = [];
 
 /** The scopes of one application, each known to the code that runs in it. */
-export class LockScopes {
+export class LockScopes implements OnApplicationShutdown {
   readonly #storage = new AsyncLocalStorage<LockScope>();
+  #running = 0;
+  #closed = false;
 
+  /** What runs in it is in that scope until {@link end} is told of it. */
   run<T>(scope: LockScope, work: () => T): T {
+    this.#running += 1;
     return this.#storage.run(scope, work);
+  }
+
+  /** Resolves when the scope has ended, with what it waits for; undefined when it has at once. */
+  end(scope: LockScope): Promise<void> | undefined {
+    const ended = scope.end();
+    if (ended) return ended.finally(() => this.#hasEnded());
+    this.#hasEnded();
+    return undefined;
+  }
+
+  /** Called by Nest. Work under locks that has not ended by then keeps its scope. */
+  onApplicationShutdown(): void {
+    this.#closed = true;
+    this.#disableAfterAll();
+  }
+
+  #hasEnded(): void {
+    this.#running -= 1;
+    this.#disableAfterAll();
+  }
+
+  /** Before Node 24, a storage that was used costs something with every promise of the process, and is never freed. */
+  #disableAfterAll(): void {
+    if (this.#closed && this.#running === 0) this.#storage.disable();
   }
 
   /** The innermost scope, also when it has ended. */

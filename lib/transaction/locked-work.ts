@@ -183,7 +183,7 @@ export class LockedWork {
       // `({ multi }) => multi.set(..)` returns the queue, which is nothing to wait for and no result.
       return scope.isQueue(returned) ? (undefined as T) : await returned;
     } finally {
-      const ended = scope.end();
+      const ended = this.#parts.scopes.end(scope);
       if (ended) await ended;
     }
   }

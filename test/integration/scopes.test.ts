@@ -388,4 +388,31 @@ describe('inside of a scope', () => {
     expect(signal?.aborted).toBe(true);
     closing.redis.disconnect();
   });
+
+  it('work that goes on after app.close() keeps its scope, and what comes after its end is in none', async () => {
+    const closing = await startLocks({ shutdownTimeout: 10 });
+    const { app, locks, context } = closing;
+    let finish = () => undefined as void;
+    const finished = new Promise<void>((resolve) => (finish = resolve));
+    let begun = false;
+    let seen: unknown;
+    let later: Promise<unknown> | undefined;
+    const work = locks.withLock('late', async ({ lock }) => {
+      begun = true;
+      await finished;
+      seen = [context.lock === lock, lock.held];
+      later = new Promise<void>((resolve) => setTimeout(resolve, 10)).then(() => context.lock);
+      later.catch(() => undefined); // looked at below
+    });
+    work.catch(() => undefined);
+    await eventually(() => begun);
+    await app.close();
+    closing.redis.disconnect();
+    finish();
+    await expect(work).rejects.toBeInstanceOf(LockLostError);
+    expect(seen).toEqual([true, false]);
+    // From Node 24 on, nothing has to be taken from what still runs for the storage to cost nothing.
+    const isTaken = Number(process.versions.node.split('.')[0]) < 24;
+    await expect(later).rejects.toThrow(isTaken ? /outside of/ : /outside of|has ended/);
+  });
 });
