@@ -3,7 +3,6 @@ import { now } from '../redis/instant.js';
 import type { AcquireReply } from '../redis/lock-replies.js';
 import type { LockStore } from '../redis/lock-store.js';
 import type { AnswerListener } from '../redis/script-call.js';
-import { neededBy } from './waiter.js';
 import type { Waiter } from './waiter.js';
 
 /** Who is told what Redis answers to an ask. */
@@ -24,7 +23,7 @@ export class Ask implements AnswerListener<AcquireReply> {
   constructor(store: LockStore, waiter: Waiter, listener: AskListener) {
     const { claim, patience, ticket } = waiter;
     this.waiter = waiter;
-    this.neededFor = neededBy(waiter);
+    this.neededFor = waiter.neededFor;
     this.#listener = listener;
     this.#call = store.ask(
       claim,

@@ -1,7 +1,11 @@
+import { Alarm } from '../redis/deadline.js';
 import type { Instant } from '../redis/instant.js';
 import type { Claim } from '../redis/lock-keys.js';
 import type { Placed } from './bag.js';
 import type { Inheritance } from './lease.js';
+
+/** ms a place in the queue outlives its waiter's deadline at most; also how long one without a deadline lasts. */
+export const LONGEST_PLACE = 24 * 3_600_000;
 
 /** How long somebody is ready to wait, and how many may. */
 export interface Patience {
@@ -37,33 +41,52 @@ export interface Refused {
 }
 
 /** One who waits for a single resource. */
-export interface Waiter extends Placed {
-  readonly claim: PendingClaim;
-  readonly ttl: number;
-  readonly patience: Patience;
-  ticket: string;
+export class Waiter implements Placed {
+  place = -1;
+  ticket = '0';
   /** Whether an ask is under way, and whether another one is needed after it. */
-  asking: boolean;
-  askAgain: boolean;
+  asking = false;
+  askAgain = false;
   /** Once it is not 'waiting' any more, nothing that comes later changes it. */
-  state: 'waiting' | 'granted' | 'gone';
+  state: 'waiting' | 'granted' | 'gone' = 'waiting';
   retryAfter: number | undefined;
   /** When the last ask was sent that did not find it the owner, and the last fencing token that Redis knew of then. */
   refused: Refused | undefined;
   /** How often it was granted a lease that was over by then. */
-  lateGrants: number;
-  resolve(granted: Granted): void;
-  reject(error: unknown): void;
+  lateGrants = 0;
   /** Told once, when no ask of its is under way any more. */
   onAsked: (() => void) | undefined;
-  /** Ends its timer and its listener, if it has any. */
-  cleanUp: (() => void) | undefined;
-}
+  #deadline: Alarm | undefined;
+  #onAbort: (() => void) | undefined;
 
-/** ms a place in the queue outlives its waiter's deadline at most; also how long one without a deadline lasts. */
-export const LONGEST_PLACE = 24 * 3_600_000;
+  constructor(
+    readonly claim: PendingClaim,
+    readonly ttl: number,
+    readonly patience: Patience,
+    readonly resolve: (granted: Granted) => void,
+    readonly reject: (error: unknown) => void,
+  ) {}
 
-/** ms the waiter's place may be needed: until its deadline, and for the lease that may begin then. */
-export function neededBy({ patience, ttl }: Waiter): number {
-  return Math.min(Math.max(0, patience.until - performance.now()) + ttl, LONGEST_PLACE);
+  /** Until {@link forget}: tells when its patience is over. */
+  watchPatience(isOver: (reason: 'timeout' | 'aborted') => void): void {
+    const { until, signal } = this.patience;
+    if (until < Infinity) {
+      this.#deadline = new Alarm(() => isOver('timeout'));
+      this.#deadline.set(until);
+    }
+    if (signal) {
+      this.#onAbort = () => isOver('aborted');
+      signal.addEventListener('abort', this.#onAbort);
+    }
+  }
+
+  forget(): void {
+    this.#deadline?.clear();
+    if (this.#onAbort) this.patience.signal?.removeEventListener('abort', this.#onAbort);
+  }
+
+  /** ms its place may be needed: until its deadline, and for the lease that may begin then. */
+  get neededFor(): number {
+    return Math.min(Math.max(0, this.patience.until - performance.now()) + this.ttl, LONGEST_PLACE);
+  }
 }

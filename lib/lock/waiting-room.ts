@@ -1,6 +1,6 @@
 import { LockNotAcquiredError, LockUnavailableError } from '../errors/lock.errors.js';
 import type { LockNotAcquiredReason } from '../errors/lock.errors.js';
-import { Alarm, within } from '../redis/deadline.js';
+import { within } from '../redis/deadline.js';
 import { elapsedSince, now } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
 import { resourcesOf } from '../redis/lock-keys.js';
@@ -10,8 +10,8 @@ import type { AcquireReply, HandedOver } from '../redis/lock-replies.js';
 import type { Servers } from '../redis/servers.js';
 import { Ask } from './ask.js';
 import { Bag } from './bag.js';
-import { neededBy } from './waiter.js';
-import type { Granted, Patience, PendingClaim, Waiter } from './waiter.js';
+import { Waiter } from './waiter.js';
+import type { Granted, Patience, PendingClaim } from './waiter.js';
 import { WaitingLine } from './waiting-line.js';
 
 /** ms until the next in line asks when the first one could not. */
@@ -212,24 +212,8 @@ export class WaitingRoom {
     resolve: (granted: Granted) => void,
     reject: (error: unknown) => void,
   ): Waiter {
-    const waiter: Waiter = {
-      claim,
-      ttl,
-      patience,
-      ticket: '0',
-      asking: false,
-      askAgain: false,
-      state: 'waiting',
-      retryAfter: undefined,
-      refused: undefined,
-      lateGrants: 0,
-      resolve,
-      reject,
-      cleanUp: undefined,
-      onAsked: undefined,
-      place: -1,
-    };
-    if (patience.until < Infinity || patience.signal) waiter.cleanUp = this.#watchPatience(waiter);
+    const waiter = new Waiter(claim, ttl, patience, resolve, reject);
+    waiter.watchPatience((reason) => void this.#giveUp(waiter, reason));
     return waiter;
   }
 
@@ -238,18 +222,6 @@ export class WaitingRoom {
     this.#newcomers.delete(waiter);
     this.#byToken.set(waiter.claim.token, waiter);
     this.#lineFor(waiter.claim).waiters.add(waiter);
-  }
-
-  #watchPatience(waiter: Waiter): () => void {
-    const { until, signal } = waiter.patience;
-    const onAbort = () => void this.#giveUp(waiter, 'aborted');
-    const deadline = until < Infinity ? new Alarm(() => void this.#giveUp(waiter, 'timeout')) : undefined;
-    deadline?.set(until);
-    signal?.addEventListener('abort', onAbort);
-    return () => {
-      deadline?.clear();
-      signal?.removeEventListener('abort', onAbort);
-    };
   }
 
   /** One ask at a time for each waiter; what goes wrong ends the waiting. */
@@ -361,7 +333,7 @@ export class WaitingRoom {
     if (waiter.state !== 'waiting') return;
     const { claim, patience, retryAfter } = waiter;
     const cause: unknown = reason === 'aborted' ? patience.signal?.reason : undefined;
-    const neededFor = neededBy(waiter);
+    const { neededFor } = waiter;
     this.#leave(waiter, 'gone');
     await this.#store.burn(claim).catch(() => this.#store.giveBack(claim, neededFor));
     const resources = resourcesOf(waiter.claim.keys);
@@ -372,7 +344,7 @@ export class WaitingRoom {
   #leave(waiter: Waiter, state: 'granted' | 'gone'): void {
     if (waiter.state !== 'waiting') return;
     waiter.state = state;
-    waiter.cleanUp?.();
+    waiter.forget();
     if (this.#newcomers.delete(waiter)) return;
     this.#byToken.delete(waiter.claim.token);
     const line = this.#lineOf(waiter);
