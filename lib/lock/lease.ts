@@ -1,8 +1,9 @@
-import { elapsedSince } from '../redis/instant.js';
-import type { Instant } from '../redis/instant.js';
+import { elapsedSince, Instant } from '../redis/instant.js';
 import type { Claim, ResourceKeys } from '../redis/lock-keys.js';
 import type { Placed } from './bag.js';
 import type { PassedOn, Release } from '../redis/lock-replies.js';
+
+const NONE: readonly string[] = [];
 
 /** What is counted on of a ttl, for clocks that do not go alike. */
 const DRIFT = 0.99;
@@ -77,21 +78,22 @@ export class Lease implements Claim, Placed {
   lossReason: string | undefined;
   #lossListeners: LossListener | Set<LossListener> | undefined;
 
-  readonly #acquired: Instant;
-  readonly #terms: LeaseTerms;
+  /** Both on the monotonic clock. */
+  readonly #renewedUntil: number;
+  readonly #heldUntil: number;
 
   constructor(
     readonly token: string,
     readonly keys: readonly ResourceKeys[],
     readonly fencingTokens: readonly number[],
-    terms: LeaseTerms,
+    { acquired, ttl, autoExtend = true, maxHold = Infinity, minHold = 0, inheritance }: LeaseTerms,
   ) {
-    this.ttl = terms.ttl;
-    this.lasts = terms.inheritance?.lasts ?? terms.ttl;
-    this.measuredFrom = terms.inheritance?.measuredFrom ?? terms.acquired;
-    this.predecessors = terms.inheritance?.predecessors ?? [];
-    this.#acquired = terms.acquired;
-    this.#terms = terms;
+    this.ttl = ttl;
+    this.lasts = inheritance?.lasts ?? ttl;
+    this.measuredFrom = inheritance?.measuredFrom ?? acquired;
+    this.predecessors = inheritance?.predecessors ?? NONE;
+    this.#renewedUntil = autoExtend ? acquired.monotonic + maxHold : -Infinity;
+    this.#heldUntil = acquired.monotonic + minHold;
   }
 
   onLoss(listener: LossListener): void {
@@ -128,19 +130,18 @@ export class Lease implements Claim, Placed {
   measuredFor(ttl: number): Instant {
     const later = (this.lasts - ttl) * DRIFT;
     const { monotonic, wall } = this.measuredFrom;
-    return { monotonic: monotonic + later, wall: wall + later };
+    return new Instant(monotonic + later, wall + later);
   }
 
   /** ms until renewal is due, after a third of what it lasts; Infinity when there will be none. */
   get renewalDueIn(): number {
-    const { autoExtend = true, maxHold = Infinity } = this.#terms;
-    if (!autoExtend || this.state !== 'held' || this.renewalPauses > 0) return Infinity;
-    if (performance.now() - this.#acquired.monotonic >= maxHold) return Infinity;
-    return Math.max(0, this.lasts / 3 - elapsedSince(this.measuredFrom), this.retryAt - performance.now());
+    const instant = performance.now();
+    if (instant >= this.#renewedUntil || this.state !== 'held' || this.renewalPauses > 0) return Infinity;
+    return Math.max(0, this.lasts / 3 - elapsedSince(this.measuredFrom), this.retryAt - instant);
   }
 
   /** ms it has to be held still, whatever its holder says. */
   get minHoldLeft(): number {
-    return Math.max(0, (this.#terms.minHold ?? 0) - (performance.now() - this.#acquired.monotonic));
+    return Math.max(0, this.#heldUntil - performance.now());
   }
 }

@@ -16,8 +16,7 @@ import type {
 } from '../redis-lock.options.js';
 import { Connections } from '../redis/connections.js';
 import { within } from '../redis/deadline.js';
-import { normaliseResources, resourceKeys } from '../redis/lock-keys.js';
-import type { ResourceKeys } from '../redis/lock-keys.js';
+import { normaliseResources, ResourceKeys } from '../redis/lock-keys.js';
 import { findLocks } from '../redis/lock-search.js';
 import { LockStore } from '../redis/lock-store.js';
 import type { LockState } from '../redis/lock-replies.js';
@@ -300,7 +299,7 @@ export class LockService
     const last = this.#lastKeys;
     if (last?.resource === resource && last.slot === slot) return last.keys;
     const { keyPrefix } = this.#options;
-    const keys = normaliseResources(resource).map((name) => resourceKeys(keyPrefix, name, slot));
+    const keys = normaliseResources(resource).map((name) => new ResourceKeys(keyPrefix, name, slot));
     if (typeof resource === 'string') this.#lastKeys = { resource, slot, keys };
     return keys;
   }

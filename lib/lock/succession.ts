@@ -1,6 +1,5 @@
 import { pause, within } from '../redis/deadline.js';
-import { elapsedSince, now } from '../redis/instant.js';
-import type { Instant } from '../redis/instant.js';
+import { elapsedSince, Instant, now } from '../redis/instant.js';
 import type { LockStore } from '../redis/lock-store.js';
 import type { PassedOn, Release } from '../redis/lock-replies.js';
 import { MAX_UNHEARD, PROVISIONAL_TTL } from '../redis/script-parts.js';
@@ -124,8 +123,5 @@ function enoughFor({ ttl, patience }: Waiter): number {
 }
 
 function earlier(one: Instant, other: Instant): Instant {
-  return {
-    monotonic: Math.min(one.monotonic, other.monotonic),
-    wall: Math.min(one.wall, other.wall),
-  };
+  return new Instant(Math.min(one.monotonic, other.monotonic), Math.min(one.wall, other.wall));
 }

@@ -2,9 +2,13 @@ import { createHash } from 'node:crypto';
 import { LockConfigurationError } from '../errors/lock.errors.js';
 import type { Resource } from '../redis-lock.options.js';
 
-/** The keys of a resource. Their names are part of the contract: operators look at them. */
-export interface ResourceKeys {
-  readonly resource: string;
+/**
+ * The keys of a resource. Their names are part of the contract: operators look at them.
+ *
+ * A class, as all that lives as long as a lock: once V8 has seen a burst of literals survive, it makes those of that place
+ * among old objects from then on, for the life of the process, and they keep alive what they refer to.
+ */
+export class ResourceKeys {
   /** Hash tag of the keys, which decides about their slot in a cluster. */
   readonly tag: string;
   /** `lock:{R}`: string, the owner's token, with the lease as its PX. */
@@ -15,6 +19,21 @@ export interface ResourceKeys {
   readonly fence: string;
   /** `lock:barrier:{R}`: never exists. */
   readonly barrier: string;
+
+  /** @param slot if there is one, that is the hash tag: `lock:{slot}:R` */
+  constructor(
+    prefix: string,
+    readonly resource: string,
+    slot?: string,
+  ) {
+    const name = shorten(resource);
+    const tagged = slot === undefined ? `{${name}}` : `{${slot}}:${name}`;
+    this.tag = slot ?? name;
+    this.owner = `${prefix}:${tagged}`;
+    this.queue = `${prefix}:queue:${tagged}`;
+    this.fence = `${prefix}:fence:${tagged}`;
+    this.barrier = `${prefix}:barrier:${tagged}`;
+  }
 }
 
 /** A token and what it was taken for: all a script needs to know. */
@@ -29,20 +48,6 @@ export interface Claim {
 
 const MAX_RESOURCE_BYTES = 512;
 const READABLE_BYTES = 480;
-
-/** Names all keys of a resource. With a slot, that is the hash tag: `lock:{slot}:R`. */
-export function resourceKeys(prefix: string, resource: string, slot?: string): ResourceKeys {
-  const name = shorten(resource);
-  const tagged = slot === undefined ? `{${name}}` : `{${slot}}:${name}`;
-  return {
-    resource,
-    tag: slot ?? name,
-    owner: `${prefix}:${tagged}`,
-    queue: `${prefix}:queue:${tagged}`,
-    fence: `${prefix}:fence:${tagged}`,
-    barrier: `${prefix}:barrier:${tagged}`,
-  };
-}
 
 /**
  * The resources of a call, sorted and without repetition: everybody takes them in the same order.

@@ -1,5 +1,4 @@
-import { resourceKeys } from './lock-keys.js';
-import type { ResourceKeys } from './lock-keys.js';
+import { ResourceKeys } from './lock-keys.js';
 import type { Servers } from './servers.js';
 
 /** Keys that Redis looks at in one step. */
@@ -31,7 +30,7 @@ export async function* findLocks(
           if (tag === '' || seen.has(name)) continue;
           seen.add(name);
           found.push(
-            resource === undefined ? resourceKeys(prefix, tag) : resourceKeys(prefix, resource, tag),
+            resource === undefined ? new ResourceKeys(prefix, tag) : new ResourceKeys(prefix, resource, tag),
           );
         }
         if (found.length > 0) yield found;

@@ -2,8 +2,7 @@ import { randomUUID } from 'node:crypto';
 import type { Redis, RedisOptions } from 'ioredis';
 import { CommitConnection } from './commit-connection.js';
 import { DeadlineError, within } from './deadline.js';
-import { resourceKeys } from './lock-keys.js';
-import type { ResourceKeys } from './lock-keys.js';
+import { ResourceKeys } from './lock-keys.js';
 import { ScriptRunner } from './script-runner.js';
 import { WakeUps } from './wake-ups.js';
 import { WatchPool } from './watch-pool.js';
@@ -151,7 +150,7 @@ export class Server {
 function unusedKeys({ keyPrefix, has = () => true }: ServerParts): ResourceKeys {
   const name = `check:${randomUUID()}`;
   for (let tries = 0; ; tries += 1) {
-    const keys = resourceKeys(keyPrefix, `${name}:${tries}`);
+    const keys = new ResourceKeys(keyPrefix, `${name}:${tries}`);
     if (tries === MAX_TRIES || has(keys)) return keys;
   }
 }

@@ -2,7 +2,7 @@ import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
 import { Redis } from 'ioredis';
 import { LockOutcomeUnknownError } from '../../lib/index.js';
 import { sendCommit } from '../../lib/redis/commit-pipeline.js';
-import { resourceKeys } from '../../lib/redis/lock-keys.js';
+import { ResourceKeys } from '../../lib/redis/lock-keys.js';
 import { LockStore } from '../../lib/redis/lock-store.js';
 import { SingleServer } from '../../lib/redis/servers.js';
 import { startCountingProxy } from '../support/counting-proxy.js';
@@ -50,7 +50,7 @@ describe('the record of a commit', () => {
   });
 
   const take = async (resource: string) => {
-    const claim = { token: `test:${resource}:60000`, keys: [resourceKeys(one.prefix, resource)] };
+    const claim = { token: `test:${resource}:60000`, keys: [new ResourceKeys(one.prefix, resource)] };
     const reply = await store.acquire(claim, 60_000);
     if (!reply.granted) throw new Error('It is not free');
     return { claim, fencingToken: reply.fencingTokens[0] ?? 0 };

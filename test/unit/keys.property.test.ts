@@ -1,7 +1,7 @@
 import { describe, expect, it } from '@jest/globals';
 import fc from 'fast-check';
 import { compileKey } from '../../lib/execution/lock-key.js';
-import { resourceKeys } from '../../lib/redis/lock-keys.js';
+import { ResourceKeys } from '../../lib/redis/lock-keys.js';
 
 /** Anything a value may be, and much that is odd: lone surrogates, separators, percent signs. */
 const value = fc.oneof(
@@ -77,7 +77,7 @@ describe('keys made of any values', () => {
     fc.assert(
       fc.property(value, value, (first, second) => {
         const resource = compiled('k:<0>:<1>')([first, second]) as string;
-        for (const { owner, queue, fence } of [resourceKeys('lock', resource)]) {
+        for (const { owner, queue, fence } of [new ResourceKeys('lock', resource)]) {
           for (const key of [owner, queue, fence]) {
             const tag = /\{([^}]*)\}/.exec(key)?.[1];
             expect(key.endsWith(`{${tag}}`)).toBe(true);
@@ -97,12 +97,12 @@ describe('keys made of any values', () => {
     fc.assert(
       fc.property(name, name, fc.nat({ max: 600 }), (first, second, length) => {
         const [a, b] = [`${'x'.repeat(length)}${first}`, `${'x'.repeat(length)}${second}`];
-        const keys = [resourceKeys('lock', a).owner, resourceKeys('lock', b).owner] as const;
+        const keys = [new ResourceKeys('lock', a).owner, new ResourceKeys('lock', b).owner] as const;
         for (const key of keys) expect(Buffer.byteLength(key)).toBeLessThan(560);
         expect(keys[0] === keys[1]).toBe(a === b);
         // The key of a long name is the key of no short one.
         const shown = keys[0].slice('lock:{'.length, -1);
-        if (shown !== a) expect(resourceKeys('lock', shown).owner).not.toBe(keys[0]);
+        if (shown !== a) expect(new ResourceKeys('lock', shown).owner).not.toBe(keys[0]);
       }),
       { numRuns: 1_000 },
     );
