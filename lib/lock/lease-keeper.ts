@@ -13,6 +13,7 @@ const BATCH_WINDOW = 1 / 30;
 const BATCH_SIZE = 1_000;
 /** ms until a renewal that failed is tried again. */
 const RETRY_PAUSE = 50;
+const OVER = 'its time was over before it could be renewed';
 
 /**
  * Keeps the leases of one service: one timer for all of them, renewals in batches. A renewal that fails is tried
@@ -47,6 +48,8 @@ export class LeaseKeeper {
   /** Takes the lease into keeping, until it is released or lost. */
   keep(lease: Lease): void {
     this.#leases.add(lease);
+    // Before its holder can write anything, or keep this process busy: what it has is short.
+    if (lease.isProvisional) void this.#renew([lease]);
     this.#wakeIn(Math.min(lease.renewalDueIn, lease.remaining));
   }
 
@@ -109,6 +112,7 @@ export class LeaseKeeper {
 
   async #extend(lease: Lease, ttl: number): Promise<void> {
     await this.untilHeard(lease);
+    if (lease.remaining <= 0) await lease.renewing;
     const sent = now();
     if (lease.remaining > 0) {
       // A shorter lease counts from now on, whatever becomes of the reply.
@@ -117,10 +121,7 @@ export class LeaseKeeper {
       try {
         const renewal = await this.#store.extend(lease, ttl);
         if (renewal === 'lost') this.lose(lease, 'it has another owner, or none');
-        if (renewal === 'renewed' && lease.state === 'held') {
-          lease.predecessors = [];
-          return this.#restart(lease, ttl, sent);
-        }
+        if (renewal === 'renewed' && lease.state === 'held') return this.#restart(lease, ttl, sent);
       } finally {
         this.resumeRenewal(lease);
       }
@@ -149,6 +150,31 @@ export class LeaseKeeper {
     lease.state = 'lost';
     lease.tellLoss(reason);
     this.#store.giveBack(lease, lease.ttl);
+  }
+
+  /**
+   * Loses a lease whose time is over. One whose answer may lie in a socket is lost a moment later, unless that renews it: a
+   * process that stood still hears of its timers first.
+   */
+  loseIfOver(lease: Lease): void {
+    if (lease.state !== 'held' || lease.remaining > 0 || lease.lastLook) return;
+    if (!lease.renewing && !lease.heard) return this.lose(lease, OVER);
+    // In the turn after this one: what has arrived is read in between.
+    lease.lastLook = setImmediate(() => {
+      lease.lastLook = setImmediate(() => {
+        lease.lastLook = undefined;
+        if (lease.state === 'held' && lease.remaining <= 0) this.lose(lease, OVER);
+      });
+    });
+  }
+
+  /**
+   * For whoever is to use the lease now: resolves when a renewal has been answered that is due, or without which there is
+   * nothing left to count on. Undefined when there is none to wait for. Never rejects.
+   */
+  upToDate(lease: Lease): Promise<void> | undefined {
+    if (lease.renewalDueIn <= 0) return this.#renew([lease]);
+    return lease.state === 'held' && lease.remaining <= 0 ? lease.renewing : undefined;
   }
 
   /** Takes the lease away from a holder that did not end in time, and tells it. A minHold is kept. Never rejects. */
@@ -185,6 +211,7 @@ export class LeaseKeeper {
     lease.ttl = ttl;
     lease.lasts = ttl;
     lease.measuredFrom = measuredFrom;
+    lease.retryAt = -Infinity;
     this.#wakeIn(Math.min(lease.renewalDueIn, lease.remaining));
   }
 
@@ -205,7 +232,7 @@ export class LeaseKeeper {
     for (const lease of this.#leases) {
       const { remaining, renewalDueIn } = lease;
       if (remaining <= 0) {
-        this.lose(lease, 'its time was over before it could be renewed');
+        this.loseIfOver(lease);
       } else {
         const isDue = renewalDueIn <= lease.ttl * BATCH_WINDOW;
         if (isDue) due.push(lease);
@@ -217,7 +244,15 @@ export class LeaseKeeper {
   }
 
   /** Never rejects: what fails here is tried again by the next wake-up, and ends with the lease at the latest. */
-  async #renew(due: readonly Lease[]): Promise<void> {
+  #renew(due: readonly Lease[]): Promise<void> {
+    const renewing = this.#renewAll(due).finally(() => {
+      for (const lease of due) if (lease.renewing === renewing) lease.renewing = undefined;
+    });
+    for (const lease of due) lease.renewing = renewing;
+    return renewing;
+  }
+
+  async #renewAll(due: readonly Lease[]): Promise<void> {
     // A reply that is missing must not use up the time in which another try could save the lease. A late one counts.
     const patience = Math.min(...due.map(({ lasts }) => lasts)) / 3;
     // Until then none of them is due again, while others may be.

@@ -55,6 +55,8 @@ export class Lease implements Claim, Placed {
   measuredFrom: Instant;
   /** Above 0, no renewal is sent: one between WATCH and EXEC would make Redis refuse the commit. */
   renewalPauses = 0;
+  /** Settled when the renewal that is under way was answered, or will not be. */
+  renewing: Promise<void> | undefined;
   /** When a renewal that is under way, or failed, may be tried again; on the monotonic clock. */
   retryAt = -Infinity;
   /** The last extension that was asked for. */
@@ -66,6 +68,8 @@ export class Lease implements Claim, Placed {
   predecessors: readonly string[];
   /** While Redis may not have heard of the lease: resolves when it has, or when that does not matter any more. */
   heard: Promise<void> | undefined;
+  /** Its time is over, but for what may have been answered by now. */
+  lastLook: NodeJS.Immediate | undefined;
   /** What its release came to, once that was begun. */
   released: Promise<Release> | undefined;
   /** How many commits are under way that need it: until they have ended, Redis has to decide who comes next. */
@@ -114,6 +118,11 @@ export class Lease implements Claim, Placed {
     const known = this.#lossListeners;
     if (known instanceof Set) for (const listener of known) listener(reason);
     else known?.(reason);
+  }
+
+  /** Whether it was handed over elsewhere, and Redis has not renewed it yet. */
+  get isProvisional(): boolean {
+    return this.predecessors[0] === this.token;
   }
 
   get resources(): readonly string[] {

@@ -120,9 +120,7 @@ export class Lock implements AsyncDisposable {
 
   /** The keeper's timer may be late, after a blocked event loop for example: whoever looks sees the truth. */
   #loseWhenOver(): void {
-    if (this.#lease.state === 'held' && this.#lease.remaining <= 0) {
-      this.#keeper.lose(this.#lease, 'its time was over before it could be renewed');
-    }
+    this.#keeper.loseIfOver(this.#lease);
   }
 }
 

@@ -50,7 +50,7 @@ export class Succession {
   async #tell(lease: Lease, first: Promise<PassedOn>): Promise<PassedOn | undefined> {
     for (let told = first; ; told = this.#store.passOn(lease)) {
       // An answer that is missing must not use up the time in which another try could save the lease.
-      const answer = await within(lease.ttl / 3, told).catch(() => undefined);
+      const answer = await within(Math.min(lease.ttl, lease.remaining) / 3, told).catch(() => undefined);
       if (answer) return answer;
       await pause(RETRY_PAUSE);
       // A release names all tokens there are, unless it is put off by a minHold: then the keeper still has the lease.
@@ -101,7 +101,7 @@ export class Succession {
 
   /**
    * Another process has handed the lock over to the waiter after that instant. The grant is provisional, but Redis has it
-   * as the owner: what is left of that is a lease like any other, to be renewed a bit sooner.
+   * as the owner: what is left of that is a lease like any other, which the keeper renews at once.
    *
    * @returns whether enough of it is left to begin
    */

@@ -38,6 +38,8 @@ export interface Granted {
 export interface Refused {
   readonly sent: Instant;
   readonly lastFencingToken: number;
+  /** How often a connection had been lost by then. */
+  readonly lostConnections: number;
 }
 
 /** One who waits for a single resource. */

@@ -11,7 +11,7 @@ import type { Servers } from '../redis/servers.js';
 import { Ask } from './ask.js';
 import { Bag } from './bag.js';
 import { Waiter } from './waiter.js';
-import type { Granted, Patience, PendingClaim } from './waiter.js';
+import type { Granted, Patience, PendingClaim, Refused } from './waiter.js';
 import { WaitingLine } from './waiting-line.js';
 
 /** ms until the next in line asks when the first one could not. */
@@ -19,7 +19,7 @@ const AFTER_FAILURE = 100;
 const MAX_LATE_GRANTS = 3;
 
 /** Where this service hears of hand-overs. */
-type WakeUpPlaces = Pick<Servers, 'sharded' | 'hears' | 'subscribed' | 'unsubscribed'>;
+type Places = Pick<Servers, 'sharded' | 'hears' | 'subscribed' | 'unsubscribed' | 'lostConnections'>;
 
 /**
  * Where the waiters of one service wait. Each has a place in the queue in Redis and is silent: it asks again when it
@@ -28,7 +28,7 @@ type WakeUpPlaces = Pick<Servers, 'sharded' | 'hears' | 'subscribed' | 'unsubscr
  */
 export class WaitingRoom {
   readonly #store: LockStore;
-  readonly #servers: WakeUpPlaces;
+  readonly #servers: Places;
   readonly #commandTimeout: number;
   readonly #isInUse: (token: string) => boolean;
   /** Whose first ask is under way: most of them are granted, and never get in line. */
@@ -51,7 +51,7 @@ export class WaitingRoom {
   /** @param isInUse whether a token that does not wait here was granted, or is about to be given up */
   constructor(
     store: LockStore,
-    servers: WakeUpPlaces,
+    servers: Places,
     commandTimeout: number,
     isInUse: (token: string) => boolean,
   ) {
@@ -145,13 +145,23 @@ export class WaitingRoom {
     const waiter = this.#find(token);
     if (!waiter) return;
     const { asking, patience, refused } = waiter;
-    // The answer to an ask that is under way comes first. A grant before the last refusal has ended by then.
-    const isNews = refused && fencingToken !== undefined && fencingToken > refused.lastFencingToken;
-    if (isNews && !asking && patience.beginsAtOnce) {
+    // The answer to an ask that is under way comes first.
+    if (
+      refused &&
+      fencingToken !== undefined &&
+      !asking &&
+      patience.beginsAtOnce &&
+      this.#isNews(refused, fencingToken)
+    ) {
       this.runs(ownerKey(waiter.claim), run);
       if (this.onHandedOver(waiter, fencingToken, refused.sent)) return;
     }
     this.#ask(waiter);
+  }
+
+  /** A grant before the last refusal has ended by then; and a refusal by one server says nothing of what another one does. */
+  #isNews({ lastFencingToken, lostConnections }: Refused, fencingToken: number): boolean {
+    return fencingToken > lastFencingToken && lostConnections === this.#servers.lostConnections;
   }
 
   #find(token: string): Waiter | undefined {
@@ -280,7 +290,9 @@ export class WaitingRoom {
       waiter.ticket = answer.ticket;
       waiter.retryAfter = answer.retryAfter;
       const { lastFencingToken } = answer;
-      waiter.refused = lastFencingToken === undefined ? undefined : { sent, lastFencingToken };
+      const { lostConnections } = this.#servers;
+      waiter.refused =
+        lastFencingToken === undefined ? undefined : { sent, lastFencingToken, lostConnections };
       if (waiter.place !== -1) this.#getInLine(waiter);
       const line = this.#lineOf(waiter);
       if (answer.before !== undefined) line?.comesAfter(answer.before, claim.token);

@@ -215,7 +215,7 @@ export const RENEW = script(
 
 /**
  * Makes leases last from now on, also shorter than they were to; then the next in line, who believes in the old end, is
- * told to ask. As with RENEW, none is provisional any more.
+ * told to ask.
  *
  * KEYS    owner, queue, fence of each resource
  * ARGV    1 token, 2 ttl (ms)
@@ -235,10 +235,9 @@ export const EXTEND = script(
     if call('GET', owner) == ARGV[1] then
       ours = ours + 1
       call('PEXPIRE', owner, ttl)
-      local is = known(fence)
-      local believed = tonumber(is[2]) or 0
-      if is[3] then call('HDEL', fence, 'provisional') end
-      record(fence, ttl, is[4], 'believed', format(math.max(ends, believed)))
+      local believed, kept = unpack(call('HMGET', fence, 'believed', 'kept'))
+      believed = tonumber(believed) or 0
+      record(fence, ttl, kept, 'believed', format(math.max(ends, believed)))
       local waiter = ends < believed and first(queue)
       while waiter and not tell(owner, queue, waiter) do waiter = first(queue) end
     end

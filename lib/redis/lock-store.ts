@@ -158,7 +158,11 @@ export class LockStore {
     const { released, handedOver } = await this.#giveUp(RELEASE, claim, [number], decodeRelease);
     this.reportHandOvers(claim, handedOver, sent);
     if (released === claim.keys.length) return 'released';
-    if (this.#servers.lostConnections === lostConnections) return 'not ours';
+    if (this.#servers.lostConnections === lostConnections) {
+      // Whoever found the lock free before it was renewed took this client for a silent one.
+      if (claim.predecessors?.includes(claim.token)) this.onPlaceLost(claim);
+      return 'not ours';
+    }
     this.onUnclear(claim);
     return 'unclear';
   }

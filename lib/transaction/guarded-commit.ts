@@ -77,7 +77,12 @@ export class GuardedCommit {
     const leases = [order.lease, ...order.alsoHeld];
     for (const each of leases) each.relyingCommits += 1;
     try {
-      for (const each of leases) if (each.heard) await this.#keeper.untilHeard(each);
+      for (const each of leases) {
+        if (each.heard) await this.#keeper.untilHeard(each);
+        // Commits that follow each other at once leave no other time for it.
+        const renewing = this.#keeper.upToDate(each);
+        if (renewing) await renewing;
+      }
       return await this.#commit(order);
     } finally {
       for (const each of leases) each.relyingCommits -= 1;

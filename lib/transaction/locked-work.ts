@@ -202,6 +202,7 @@ export class LockedWork {
 
   /** Nothing was queued, so that nothing but this release can tell whether the lock was held to the end. */
   async #releaseUncommitted(lease: Lease, onLost: 'throw' | 'report'): Promise<void> {
+    if (lease.remaining <= 0) await this.#parts.keeper.upToDate(lease);
     const lost = lease.remaining <= 0;
     const release = await this.#release(lease);
     if (!lost && release !== 'not ours') return;

@@ -28,7 +28,8 @@ export class Watch {
     this.#pool = poolFor(servers, lease);
     this.#lease = lease;
     this.#commandTimeout = commandTimeout;
-    this.#watched = this.#pool.then((pool) => pool.take(held, Math.min(lease.remaining, LONGEST_WAIT)));
+    const lasts = lease.isProvisional ? lease.ttl : lease.remaining;
+    this.#watched = this.#pool.then((pool) => pool.take(held, Math.min(lasts, LONGEST_WAIT)));
     this.#watched.catch(() => undefined); // heard of in add() and connection()
   }
 

@@ -11,6 +11,8 @@ import { sharedRedisUrl } from '../support/redis/test-redis.js';
 
 /** What every script is sent as. */
 const SCRIPTS = 'eval';
+/** What the text of a renewal contains, and no other script does. */
+const RENEWAL = 'renewed';
 
 describe('a lock that another process hands over', () => {
   let proxy: CountingProxy;
@@ -50,6 +52,15 @@ describe('a lock that another process hands over', () => {
     return { lock, token: token ?? '' };
   };
 
+  /** Has the waiter ask, so that its last question is not long ago. */
+  const remind = async (token: string, from = one) => {
+    for (const channel of (await one.redis.pubsub('CHANNELS', `${one.prefix}:wake:*`)) as string[]) {
+      if (token.startsWith(`${channel.split(':').at(-1)}:`)) await one.redis.publish(channel, token);
+    }
+    await from.redis.ping(); // on the same server: the message is ahead of what is asked next
+    await from.locks.tryAcquire('given');
+  };
+
   /** Whether it has settled before what Redis is asked now has been answered, twice over. */
   const hasBegun = async (lock: Promise<Lock>) => {
     let begun = false;
@@ -61,7 +72,8 @@ describe('a lock that another process hands over', () => {
 
   it('is the waiter’s before that could ask for it, and is renewed in time', async () => {
     const held = await other.locks.acquire('given');
-    const { lock } = await queueUp({ ttl: 10_000 });
+    const { lock, token } = await queueUp({ ttl: 10_000 });
+    await remind(token);
     const asked = performance.now();
     await eventually(() => performance.now() - asked > 200);
     proxy.holdRequestsWith(SCRIPTS);
@@ -83,8 +95,9 @@ describe('a lock that another process hands over', () => {
 
   it('is lost when it cannot be renewed, no later than others may have it', async () => {
     const held = await other.locks.acquire('given');
-    const { lock } = await queueUp({ ttl: 500 });
+    const { lock, token } = await queueUp({ ttl: 1_000 });
     const next = await queueUp({}, other);
+    await remind(token);
     proxy.holdRequestsWith(SCRIPTS);
     await held.release();
     const mine = await lock;
@@ -140,45 +153,73 @@ describe('a lock that another process hands over', () => {
     await mine.release();
   });
 
-  it('has to be asked for where its lease would not be renewed', async () => {
+  it.each<AcquireOptions>([{ autoExtend: false }, { maxHold: 500 }])(
+    'has to be asked for where its lease would not be renewed: %j',
+    async (options) => {
+      const held = await other.locks.acquire('given');
+      const { lock } = await queueUp({ ttl: 1_200, ...options });
+      proxy.holdRequestsWith(SCRIPTS);
+      await held.release();
+      expect(await hasBegun(lock)).toBe(false);
+      proxy.passRequests();
+      const mine = await lock;
+      expect([mine.held, await owner()]).toEqual([true, mine.token]);
+      await mine.release();
+    },
+  );
+
+  it('is renewed before its holder can keep the process busy', async () => {
+    const here = await startLocks({ keyPrefix: one.prefix, ttl: 10_000 }); // the proxy is in this process
     const held = await other.locks.acquire('given');
-    const { lock } = await queueUp({ ttl: 1_200, autoExtend: false });
-    proxy.holdRequestsWith(SCRIPTS);
+    const { lock, token } = await queueUp({}, here);
+    await remind(token, here);
     await held.release();
-    expect(await hasBegun(lock)).toBe(false);
-    proxy.passRequests();
     const mine = await lock;
-    expect([mine.held, await owner()]).toEqual([true, mine.token]);
+    const end = performance.now() + PROVISIONAL_TTL + 100;
+    while (performance.now() < end);
+    expect(mine.held).toBe(false); // nobody can tell yet
+    await eventually(() => mine.held);
+    expect([mine.signal.aborted, await owner()]).toEqual([false, mine.token]);
     await mine.release();
+    await here.app.close();
+    here.redis.disconnect();
   });
 
-  it.each<[string, (mine: Lock) => Promise<void>]>([
-    ['a release', (mine) => mine.release()],
-    ['an extension', (mine) => mine.extend()],
-  ])('leaves no trace of how it came after %s, and its client’s places alone', async (_, end) => {
+  it('can watch for as long as a lock that was asked for', async () => {
     const held = await other.locks.acquire('given');
-    const { lock } = await queueUp();
-    const theirs = await queueUp({}, other);
-    const again = await queueUp();
+    let letGo = () => undefined as void;
+    const gate = new Promise<void>((resolve) => (letGo = resolve));
+    let watching = 0;
+    const others = Array.from({ length: 7 }, (_, i) =>
+      one.locks.withLock(`watching:${i}`, async ({ watch, key }) => {
+        await watch(key('x'));
+        watching += 1;
+        await gate;
+      }),
+    );
+    await eventually(() => watching === 7); // one is left for scopes inside of these
+    let waitedFrom = 0;
+    const work = one.locks.withLock('given', { wait: 10_000 }, async ({ watch, key }) => {
+      waitedFrom = performance.now();
+      await watch(key('x'));
+      return performance.now() - waitedFrom;
+    });
+    await eventually(async () => (await waiters()).length === 1);
+    await one.locks.tryAcquire('given');
     await held.release();
-    const mine = await lock;
-    expect(await provisional()).toBe(mine.token); // not renewed yet
-    await end(mine);
-    expect(await provisional()).not.toBe(mine.token);
-    await mine.release();
-    const second = await theirs.lock;
-    expect(await waiters()).toEqual([again.token]);
-    await second.release();
-    await (await again.lock).release();
-    expect(await provisional()).toBeNull();
+    await eventually(() => waitedFrom > 0 && performance.now() - waitedFrom > PROVISIONAL_TTL + 100);
+    letGo();
+    expect(await work).toBeGreaterThan(PROVISIONAL_TTL);
+    await Promise.all(others);
   });
 
-  it('can be passed on inside of the process before it was renewed', async () => {
+  it('can be passed on inside of the process, and leaves no trace of how it came', async () => {
     const held = await other.locks.acquire('given');
     const [first, second] = [await queueUp(), await queueUp()];
     await held.release();
     const mine = await first.lock;
-    expect(await provisional()).toBe(mine.token);
+    await eventually(async () => (await provisional()) === null);
+    await one.redis.hset(keyOf('fence:'), 'provisional', mine.token); // as if the renewal had failed
     proxy.holdReplies(SCRIPTS);
     void mine.release();
     const next = await second.lock;
@@ -198,6 +239,7 @@ describe('a lock that another process hands over', () => {
     });
     await eventually(async () => (await waiters()).length === 1);
     await one.locks.tryAcquire('given');
+    proxy.holdRequestsWith(RENEWAL);
     await held.release();
     await work;
     expect([await one.redis.get(one.key('n')), await owner(), await provisional()]).toEqual([

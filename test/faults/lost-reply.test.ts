@@ -188,6 +188,20 @@ describe('a reply that is lost', () => {
     expect(outcome).toMatchObject({ code: 'LOCK_OUTCOME_UNKNOWN' });
   });
 
+  it('to a renewal, and late, is no reason not to renew a lease that was made shorter meanwhile', async () => {
+    const lock = await one.locks.acquire('shorter', { ttl: 1_500 });
+    proxy.reset();
+    proxy.holdReplies();
+    await eventually(() => proxy.roundTrips() > 0); // renewed, after a third
+    const extended = lock.extend(300);
+    proxy.passReplies();
+    await extended;
+    const since = performance.now();
+    await eventually(() => performance.now() - since > 400);
+    expect([lock.held, await one.redis.get(ownerKey('shorter'))]).toEqual([true, lock.token]);
+    await lock.release();
+  });
+
   it('to everything tells the holder of the loss by the end of the lease', async () => {
     const lock = await one.locks.acquire('unreachable', { ttl: 400 });
     const acquired = performance.now();

@@ -48,6 +48,23 @@ describe('work under a lock', () => {
     expect(await other.locks.withLock('happy', () => 'next')).toBe('next');
   });
 
+  it('is renewed although its commits follow each other without a pause', async () => {
+    const committed = await one.locks.withLock(
+      'incessant',
+      { ttl: 200, retries: 0 },
+      async ({ multi, commit }) => {
+        const since = performance.now();
+        let commits = 0;
+        for (; performance.now() - since < 500; commits += 1) {
+          multi.incr(one.key('incessant'));
+          await commit();
+        }
+        return commits;
+      },
+    );
+    expect(await data('incessant')).toBe(String(committed));
+  });
+
   it('takes two round trips for lock, three commands, commit and release', async () => {
     const proxy = await startCountingProxy(sharedRedisUrl());
     const counted = await startLocks({ url: proxy.url });
