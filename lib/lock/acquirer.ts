@@ -6,7 +6,8 @@ import type { LockStore } from '../redis/lock-store.js';
 import { Bag } from './bag.js';
 import { Lease } from './lease.js';
 import type { LeaseKeeper } from './lease-keeper.js';
-import type { Granted, Patience, PendingClaim } from './waiter.js';
+import { Granted, PendingClaim } from './waiter.js';
+import type { Patience } from './waiter.js';
 import type { WaitingRoom } from './waiting-room.js';
 
 /** Takes resources all or none: at once, or by waiting in line for as long as somebody is ready to. */
@@ -31,7 +32,7 @@ export class Acquirer {
 
   /** A new claim, pending until {@link end} is told of it: somebody else keeps what it has from then on, or nobody. */
   begin(keys: readonly ResourceKeys[], ttl: number): PendingClaim {
-    const claim = { token: this.#newToken(ttl), keys, place: -1 };
+    const claim = new PendingClaim(this.#newToken(ttl), keys);
     this.#pending.add(claim);
     return claim;
   }
@@ -54,7 +55,7 @@ export class Acquirer {
     const { keys } = claim;
     const acquired = now();
     const reply = await this.#store.acquire(claim, ttl);
-    if (reply.granted) return { claim, fencingTokens: reply.fencingTokens, acquired };
+    if (reply.granted) return new Granted(claim, reply.fencingTokens, acquired);
     if (patience !== undefined) return this.#gather(keys, ttl, { ...patience, beginsAtOnce: false });
     const { retryAfter } = reply;
     const resources = resourcesOf(keys);
@@ -75,7 +76,7 @@ export class Acquirer {
       const taken: Lease[] = [];
       try {
         for (const key of keys) {
-          const part = { token: claim.token, keys: [key], place: -1 };
+          const part = new PendingClaim(claim.token, [key]);
           const { fencingTokens, acquired } = await this.#room.wait(part, ttl, patience);
           const lease = new Lease(claim.token, part.keys, fencingTokens, { ttl, acquired });
           taken.push(lease);
@@ -86,7 +87,7 @@ export class Acquirer {
         for (const lease of taken) this.#keeper.markReleased(lease);
         const acquired = now();
         const reply = allHeld && (await this.#store.acquire(claim, ttl));
-        if (reply && reply.granted) return { claim, fencingTokens: reply.fencingTokens, acquired };
+        if (reply && reply.granted) return new Granted(claim, reply.fencingTokens, acquired);
         await this.#giveUp(claim, ttl);
       } catch (error) {
         await this.#giveUp(claim, ttl);

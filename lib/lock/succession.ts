@@ -5,6 +5,7 @@ import type { PassedOn, Release } from '../redis/lock-replies.js';
 import { MAX_UNHEARD, PROVISIONAL_TTL } from '../redis/script-parts.js';
 import type { Inheritance, Lease } from './lease.js';
 import type { LeaseKeeper } from './lease-keeper.js';
+import { Granted } from './waiter.js';
 import type { Waiter } from './waiter.js';
 import type { WaitingRoom } from './waiting-room.js';
 
@@ -90,7 +91,7 @@ export class Succession {
     const measuredFrom = earlier(lease.measuredFor(heir.ttl), sent);
     const passedOn: Inheritance['passedOn'] = { sent, told };
     const inheritance = { measuredFrom, lasts: heir.ttl, predecessors, passedOn };
-    this.#room.begin(heir, { claim: heir.claim, fencingTokens: [fencingToken], acquired: sent, inheritance });
+    this.#room.begin(heir, new Granted(heir.claim, [fencingToken], sent, inheritance));
     const { release } = await told;
     if (release === 'released') return release;
     // Where this process has given the lock up again before Redis had heard of it, that named this token as well.
@@ -112,7 +113,7 @@ export class Succession {
     if (!patience.isRenewed || this.#store.confirmsGrants || left < enoughFor(waiter)) return false;
     // A release that comes before the first renewal has to look at what the hand-over has left: it names the token twice.
     const inheritance = { measuredFrom: after, lasts, predecessors: [claim.token] };
-    this.#room.begin(waiter, { claim, fencingTokens: [fencingToken], acquired: now(), inheritance });
+    this.#room.begin(waiter, new Granted(claim, [fencingToken], now(), inheritance));
     return true;
   }
 }

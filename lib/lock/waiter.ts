@@ -1,6 +1,6 @@
 import { Alarm } from '../redis/deadline.js';
 import type { Instant } from '../redis/instant.js';
-import type { Claim } from '../redis/lock-keys.js';
+import type { Claim, ResourceKeys } from '../redis/lock-keys.js';
 import type { Placed } from './bag.js';
 import type { Inheritance } from './lease.js';
 
@@ -22,16 +22,27 @@ export interface Patience {
 }
 
 /** A claim from when it is asked for until it is kept, or given up. */
-export interface PendingClaim extends Claim, Placed {}
+export class PendingClaim implements Claim, Placed {
+  place = -1;
+
+  constructor(
+    readonly token: string,
+    readonly keys: readonly ResourceKeys[],
+  ) {}
+}
 
 /** A claim that was granted, all of it. */
-export interface Granted {
-  readonly claim: PendingClaim;
-  /** In the order of the claim's keys. */
-  readonly fencingTokens: readonly number[];
-  /** When the request for it was sent. */
-  readonly acquired: Instant;
-  readonly inheritance?: Inheritance | undefined;
+export class Granted {
+  /**
+   * @param fencingTokens in the order of the claim's keys
+   * @param acquired when the request for it was sent
+   */
+  constructor(
+    readonly claim: PendingClaim,
+    readonly fencingTokens: readonly number[],
+    readonly acquired: Instant,
+    readonly inheritance?: Inheritance,
+  ) {}
 }
 
 /** When somebody was not the owner yet. */

@@ -10,8 +10,8 @@ import type { AcquireReply, HandedOver } from '../redis/lock-replies.js';
 import type { Servers } from '../redis/servers.js';
 import { Ask } from './ask.js';
 import { Bag } from './bag.js';
-import { Waiter } from './waiter.js';
-import type { Granted, Patience, PendingClaim, Refused } from './waiter.js';
+import { Granted, Waiter } from './waiter.js';
+import type { Patience, PendingClaim, Refused } from './waiter.js';
 import { WaitingLine } from './waiting-line.js';
 
 /** ms until the next in line asks when the first one could not. */
@@ -88,7 +88,7 @@ export class WaitingRoom {
       // What is free needs no subscription, which each slot has of its own here.
       const acquired = now();
       const reply = await this.#store.acquire(claim, ttl);
-      if (reply.granted) return { claim, fencingTokens: reply.fencingTokens, acquired };
+      if (reply.granted) return new Granted(claim, reply.fencingTokens, acquired);
     }
     const line = this.#lineFor(claim);
     line.coming += 1;
@@ -330,7 +330,7 @@ export class WaitingRoom {
       const why = `The lease of ${waiter.ttl} ms was over before Redis' answer was there`;
       return this.#fail(waiter, new LockUnavailableError(why, { resources: resourcesOf(waiter.claim.keys) }));
     }
-    this.begin(waiter, { claim: waiter.claim, fencingTokens, acquired });
+    this.begin(waiter, new Granted(waiter.claim, fencingTokens, acquired));
   }
 
   #fail(waiter: Waiter, error: LockUnavailableError): void {

@@ -24,13 +24,13 @@ export class ScriptBatch {
     this.#send = send;
   }
 
-  takes({ request: { script, names } }: ScriptCall): boolean {
+  takes({ script, names }: ScriptCall): boolean {
     return script === this.script && this.sentAt === undefined && names.length === KEYS_OF_ONE;
   }
 
   add(call: ScriptCall): void {
     this.calls.push(call);
-    const isFull = this.calls.length === MAX_CLAIMS || call.request.names.length !== KEYS_OF_ONE;
+    const isFull = this.calls.length === MAX_CLAIMS || call.names.length !== KEYS_OF_ONE;
     if (isFull || !('answersEach' in this.script)) this.flush();
     else if (this.calls.length === 1) process.nextTick(flush, this); // after the answers that are being passed on now
   }
@@ -45,9 +45,9 @@ export class ScriptBatch {
   /** What is sent: how many KEYS, KEYS, ARGV. */
   args(): [keys: number, ...args: (string | number)[]] {
     const args: [number, ...(string | number)[]] = [0];
-    for (const { request } of this.calls) for (const name of request.names) args.push(name);
+    for (const { names } of this.calls) for (const name of names) args.push(name);
     args[0] = args.length - 1;
-    for (const { request } of this.calls) for (const arg of request.argv) args.push(arg);
+    for (const { argv } of this.calls) for (const arg of argv) args.push(arg);
     return args;
   }
 

@@ -26,23 +26,41 @@ export interface AnswerListener<T> {
   failed(error: LockUnavailableError): void;
 }
 
-type Outcome<T> =
-  { readonly value: T; readonly failed: false } | { readonly error: unknown; readonly failed: true };
+/** What Redis said to a call, or why there is no reply. */
+class Outcome<T> {
+  constructor(
+    readonly failed: boolean,
+    readonly value: T | undefined,
+    readonly error?: unknown,
+  ) {}
+}
 
 /**
  * A script that was asked for, until Redis has replied. There are many of these: a promise is made only where somebody
  * looks at it.
  */
-export class ScriptCall<T = unknown> {
-  readonly request: ScriptRequest<T>;
+export class ScriptCall<T = unknown> implements ScriptRequest<T> {
+  readonly script: Script | ClaimScript;
+  readonly names: readonly string[];
+  readonly argv: readonly (string | number)[];
+  readonly keys: readonly ResourceKeys[];
+  readonly decode: (reply: unknown) => T;
+  readonly bounded: boolean;
+  readonly listener: AnswerListener<T> | undefined;
   #outcome: Outcome<T> | undefined;
   #deadline: DeadlineError | undefined;
   #timer: NodeJS.Timeout | undefined;
   #answer: Settled<T> | undefined;
   #reply: Settled<T> | undefined;
 
-  constructor(request: ScriptRequest<T>) {
-    this.request = request;
+  constructor({ script, names, argv, keys, decode, bounded = true, listener }: ScriptRequest<T>) {
+    this.script = script;
+    this.names = names;
+    this.argv = argv;
+    this.keys = keys;
+    this.decode = decode;
+    this.bounded = bounded;
+    this.listener = listener;
   }
 
   /**
@@ -53,7 +71,7 @@ export class ScriptCall<T = unknown> {
   get answer(): Promise<T> {
     if (this.#answer === undefined) {
       this.#answer = new Settled();
-      if (this.#deadline) this.#answer.reject(unavailable(this.#deadline, this.request.keys));
+      if (this.#deadline) this.#answer.reject(unavailable(this.#deadline, this.keys));
       else if (this.#outcome) this.#settleAnswer(this.#outcome);
     }
     return this.#answer.promise;
@@ -74,21 +92,21 @@ export class ScriptCall<T = unknown> {
 
   /** Whether to send it is of use still: without a listener, until the answer is too late. */
   get isWanted(): boolean {
-    return this.request.listener?.isWanted() ?? this.#deadline === undefined;
+    return this.listener?.isWanted() ?? this.#deadline === undefined;
   }
 
   replied(reply: unknown): void {
     let outcome: Outcome<T>;
     try {
-      outcome = { value: this.request.decode(reply), failed: false };
+      outcome = new Outcome<T>(false, this.decode(reply));
     } catch (error) {
-      outcome = { error, failed: true };
+      outcome = new Outcome<T>(true, undefined, error);
     }
     this.#end(outcome);
   }
 
   failed(error: unknown): void {
-    this.#end({ error, failed: true });
+    this.#end(new Outcome<T>(true, undefined, error));
   }
 
   /** Has it expire after so many ms, unless it has ended. Keeps no process alive. */
@@ -98,7 +116,7 @@ export class ScriptCall<T = unknown> {
 
   /** Its deadline is over; the reply may still come. */
   expire(ms: number): void {
-    if (this.#outcome || this.#deadline || this.request.bounded === false) return;
+    if (this.#outcome || this.#deadline || !this.bounded) return;
     this.#deadline = new DeadlineError(`No answer within ${ms} ms`);
     this.#fail(this.#deadline);
   }
@@ -113,12 +131,12 @@ export class ScriptCall<T = unknown> {
 
   #settleAnswer(outcome: Outcome<T>): void {
     if (outcome.failed) return this.#fail(outcome.error);
-    this.#answer?.resolve(outcome.value);
-    this.request.listener?.answered(outcome.value);
+    this.#answer?.resolve(outcome.value as T);
+    this.listener?.answered(outcome.value as T);
   }
 
   #fail(error: unknown): void {
-    const { keys, listener } = this.request;
+    const { keys, listener } = this;
     if (!this.#answer && !listener) return;
     const failure = unavailable(error, keys);
     this.#answer?.reject(failure);
@@ -127,7 +145,7 @@ export class ScriptCall<T = unknown> {
 
   #settleReply(outcome: Outcome<T>): void {
     if (outcome.failed) this.#reply?.reject(outcome.error);
-    else this.#reply?.resolve(outcome.value);
+    else this.#reply?.resolve(outcome.value as T);
   }
 }
 

@@ -96,7 +96,7 @@ export class ScriptRunner implements Runner {
 
   /** What was asked for first is sent first, where it can concern the same keys. */
   #dispatch(call: ScriptCall): void {
-    const { script, names } = call.request;
+    const { script, names } = call;
     const slot = this.#slotOf(names[0] ?? '');
     const collecting = this.#collecting.get(slot);
     if (collecting?.takes(call)) return collecting.add(call);
