@@ -112,7 +112,7 @@ export class LeaseKeeper {
 
   async #extend(lease: Lease, ttl: number): Promise<void> {
     await this.untilHeard(lease);
-    if (lease.remaining <= 0) await lease.renewing;
+    if (lease.remaining <= 0) await this.upToDate(lease);
     const sent = now();
     if (lease.remaining > 0) {
       // A shorter lease counts from now on, whatever becomes of the reply.

@@ -70,6 +70,17 @@ describe('a lock that another process hands over', () => {
     return begun;
   };
 
+  /** Has the lock handed over, and sees that the waiter takes it with the answer to an ask only. */
+  const handOverToOneWhoAsks = async (held: Lock, lock: Promise<Lock>) => {
+    proxy.holdRequestsWith(SCRIPTS);
+    await held.release();
+    expect(await hasBegun(lock)).toBe(false);
+    proxy.passRequests();
+    const mine = await lock;
+    expect([mine.held, await owner()]).toEqual([true, mine.token]);
+    await mine.release();
+  };
+
   it('is the waiter’s before that could ask for it, and is renewed in time', async () => {
     const held = await other.locks.acquire('given');
     const { lock, token } = await queueUp({ ttl: 10_000 });
@@ -144,13 +155,20 @@ describe('a lock that another process hands over', () => {
     const queued = performance.now();
     const { lock } = await queueUp({ ttl: 300 });
     await eventually(() => performance.now() - queued > 300);
-    proxy.holdRequestsWith(SCRIPTS);
-    await held.release();
-    expect(await hasBegun(lock)).toBe(false);
-    proxy.passRequests();
-    const mine = await lock;
-    expect([mine.held, await owner()]).toEqual([true, mine.token]);
-    await mine.release();
+    await handOverToOneWhoAsks(held, lock);
+  });
+
+  it('has to be asked for after a connection was lost: the next one may lead to another server', async () => {
+    const held = await other.locks.acquire('given');
+    const { lock } = await queueUp();
+    proxy.cut(SCRIPTS);
+    const isBack = () =>
+      one.locks.tryAcquire('given').then(
+        () => true,
+        () => false,
+      );
+    await eventually(isBack);
+    await handOverToOneWhoAsks(held, lock);
   });
 
   it.each<AcquireOptions>([{ autoExtend: false }, { maxHold: 500 }])(
@@ -158,13 +176,7 @@ describe('a lock that another process hands over', () => {
     async (options) => {
       const held = await other.locks.acquire('given');
       const { lock } = await queueUp({ ttl: 1_200, ...options });
-      proxy.holdRequestsWith(SCRIPTS);
-      await held.release();
-      expect(await hasBegun(lock)).toBe(false);
-      proxy.passRequests();
-      const mine = await lock;
-      expect([mine.held, await owner()]).toEqual([true, mine.token]);
-      await mine.release();
+      await handOverToOneWhoAsks(held, lock);
     },
   );
 
@@ -180,6 +192,34 @@ describe('a lock that another process hands over', () => {
     expect(mine.held).toBe(false); // nobody can tell yet
     await eventually(() => mine.held);
     expect([mine.signal.aborted, await owner()]).toEqual([false, mine.token]);
+    await mine.release();
+    await here.app.close();
+    here.redis.disconnect();
+  });
+
+  it('is not lost for work that kept the process busy, nor for its extension', async () => {
+    const here = await startLocks({ keyPrefix: one.prefix, ttl: 10_000 }); // the proxy is in this process
+    const keepBusy = () => {
+      const end = performance.now() + PROVISIONAL_TTL + 100;
+      while (performance.now() < end);
+    };
+    const first = await other.locks.acquire('given');
+    const work = here.locks.withLock('given', { wait: 10_000 }, () => {
+      keepBusy();
+      return 'done';
+    });
+    await eventually(async () => (await waiters()).length === 1);
+    await here.locks.tryAcquire('given');
+    await first.release();
+    expect(await work).toBe('done');
+
+    const second = await other.locks.acquire('given');
+    const { lock } = await queueUp({}, here);
+    await second.release();
+    const mine = await lock;
+    keepBusy();
+    await mine.extend();
+    expect([mine.held, await owner()]).toEqual([true, mine.token]);
     await mine.release();
     await here.app.close();
     here.redis.disconnect();
