@@ -91,7 +91,8 @@ const DEFAULTS: ResolvedModuleOptions = {
 /** A check answers with what the value has to be, or with nothing when it is. */
 type Check = (value: unknown) => string | undefined;
 
-const MAX_TTL = 365 * 24 * 3_600_000;
+/** ms */
+export const LONGEST_TTL = 365 * 24 * 3_600_000;
 
 function number(needs: string, holds: (value: number) => boolean): Check {
   return (value) => (typeof value === 'number' && holds(value) ? undefined : needs);
@@ -112,8 +113,8 @@ const connection: Check = (value) =>
 
 const ACQUIRE_CHECKS: Record<keyof AcquireOptions, Check> = {
   ttl: number(
-    `an integer of ms from 10 to ${MAX_TTL}`,
-    (value) => Number.isSafeInteger(value) && value >= 10 && value <= MAX_TTL,
+    `an integer of ms from 10 to ${LONGEST_TTL}`,
+    (value) => Number.isSafeInteger(value) && value >= 10 && value <= LONGEST_TTL,
   ),
   wait: unboundedMilliseconds,
   autoExtend: boolean,

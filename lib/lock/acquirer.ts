@@ -6,6 +6,7 @@ import type { LockStore } from '../redis/lock-store.js';
 import { Bag } from './bag.js';
 import { Lease } from './lease.js';
 import type { LeaseKeeper } from './lease-keeper.js';
+import type { RecentTimes } from './recent-times.js';
 import { Granted, PendingClaim } from './waiter.js';
 import type { Patience } from './waiter.js';
 import type { WaitingRoom } from './waiting-room.js';
@@ -15,24 +16,36 @@ export class Acquirer {
   readonly #store: LockStore;
   readonly #room: WaitingRoom;
   readonly #keeper: LeaseKeeper;
-  readonly #newToken: (ttl: number) => string;
+  readonly #newToken: (ttl: number, waits: boolean) => string;
+  readonly #times: RecentTimes;
   /** What was asked for, until {@link end} is told of it. */
   readonly #pending = new Bag<PendingClaim>();
 
-  constructor(store: LockStore, room: WaitingRoom, keeper: LeaseKeeper, newToken: (ttl: number) => string) {
+  /** @param newToken a token for a lease of that ttl (ms); waits: that may get in line */
+  constructor(
+    store: LockStore,
+    room: WaitingRoom,
+    keeper: LeaseKeeper,
+    times: RecentTimes,
+    newToken: (ttl: number, waits: boolean) => string,
+  ) {
+    this.#times = times;
     this.#store = store;
     this.#room = room;
     this.#keeper = keeper;
     this.#newToken = newToken;
   }
 
-  isPending(token: string): boolean {
-    return this.#pending.find((claim) => claim.token === token) !== undefined;
+  /** @param owner key of a resource that the claim is about */
+  isPending(token: string, owner: string): boolean {
+    const isIt = (claim: PendingClaim) =>
+      claim.token === token && claim.keys.some((keys) => keys.owner === owner);
+    return this.#pending.find(isIt) !== undefined;
   }
 
   /** A new claim, pending until {@link end} is told of it: somebody else keeps what it has from then on, or nobody. */
-  begin(keys: readonly ResourceKeys[], ttl: number): PendingClaim {
-    const claim = new PendingClaim(this.#newToken(ttl), keys);
+  begin(keys: readonly ResourceKeys[], ttl: number, waits: boolean): PendingClaim {
+    const claim = new PendingClaim(this.#newToken(ttl, waits), keys);
     this.#pending.add(claim);
     return claim;
   }
@@ -56,13 +69,9 @@ export class Acquirer {
     const acquired = now();
     const reply = await this.#store.acquire(claim, ttl);
     if (reply.granted) return new Granted(claim, reply.fencingTokens, acquired);
-    if (patience !== undefined) return this.#gather(keys, ttl, { ...patience, beginsAtOnce: false });
-    const { retryAfter } = reply;
-    const resources = resourcesOf(keys);
-    throw new LockNotAcquiredError('busy', {
-      resources,
-      ...(retryAfter === undefined ? {} : { retryAfter }),
-    });
+    if (patience !== undefined) return this.#gather(keys, ttl, { ...patience, isPart: true });
+    const retryAfter = this.#times.retryAfter(reply.retryAfter);
+    throw new LockNotAcquiredError('busy', { resources: resourcesOf(keys), retryAfter });
   }
 
   /**
@@ -72,7 +81,7 @@ export class Acquirer {
    */
   async #gather(keys: readonly ResourceKeys[], ttl: number, patience: Patience): Promise<Granted> {
     for (;;) {
-      const claim = this.begin(keys, ttl);
+      const claim = this.begin(keys, ttl, true);
       const taken: Lease[] = [];
       try {
         for (const key of keys) {

@@ -59,8 +59,8 @@ export class Granter {
     const { maxWaiters } = this.#options;
     const until = performance.now() + wait;
     const isRenewed = autoExtend && maxHold >= PROVISIONAL_TTL;
-    const patience = { until, maxWaiters, signal, nested, beginsAtOnce: true, isRenewed };
-    const asked = acquirer.begin(keys, ttl);
+    const patience = { until, maxWaiters, signal, nested, isPart: false, isRenewed };
+    const asked = acquirer.begin(keys, ttl, wait > 0);
     let claim = asked;
     this.#underWay.begin();
     try {

@@ -9,7 +9,8 @@ const AFTER_GRANT = 5;
 /**
  * Looks after locks that went to a waiter of another client: should that one be frozen, the lock is free when its
  * provisional grant ends, and the others in line believe in a longer lease. Who handed it over is alive, and hands it
- * to the next one then: one command for each resource, after its last hand-over.
+ * to the next one then: one command for each resource, after its last hand-over. A lock whose line begins with more clients
+ * that are gone than one script call clears away is looked after at once.
  */
 export class HandOverWatch {
   readonly #store: LockStore;
@@ -17,7 +18,7 @@ export class HandOverWatch {
 
   constructor(store: LockStore) {
     this.#store = store;
-    store.onHandedAway = (keys) => this.#watch(keys);
+    store.onHandedAway = (keys, look) => (look === 'now' ? this.#look(keys) : this.#watch(keys));
   }
 
   close(): void {

@@ -6,6 +6,7 @@ import { elapsedSince, now } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
 import { Bag } from './bag.js';
 import type { Lease } from './lease.js';
+import type { RecentTimes } from './recent-times.js';
 
 /** Renewals due within this part of their ttl go along with the ones that are due now. */
 const BATCH_WINDOW = 1 / 30;
@@ -21,6 +22,7 @@ const OVER = 'its time was over before it could be renewed';
  */
 export class LeaseKeeper {
   readonly #store: LockStore;
+  readonly #times: RecentTimes;
   readonly #leases = new Bag<Lease>();
   #timer: NodeJS.Timeout | undefined;
   #timerDueAt = Infinity;
@@ -30,8 +32,9 @@ export class LeaseKeeper {
   /** Asked first when a lease is given up, with the ms it had left: somebody here may take it over at once. */
   onRelease: (lease: Lease, remaining: number) => Promise<Release> | undefined = () => undefined;
 
-  constructor(store: LockStore) {
+  constructor(store: LockStore, times: RecentTimes) {
     this.#store = store;
+    this.#times = times;
   }
 
   /** The leases held at the moment. */
@@ -39,9 +42,10 @@ export class LeaseKeeper {
     return this.#leases;
   }
 
-  /** Whether a lease of that token is held, or held back for its minHold. */
-  has(token: string): boolean {
-    const isIt = (lease: Lease) => lease.token === token;
+  /** Whether a lease of that token, on the resource of that key, is held, or held back for its minHold. */
+  has(token: string, owner?: string): boolean {
+    const isIt = (lease: Lease) =>
+      lease.token === token && (owner === undefined || lease.keys.some((each) => each.owner === owner));
     return this.#leases.find(isIt) !== undefined || [...this.#heldBack.keys()].some(isIt);
   }
 
@@ -92,7 +96,10 @@ export class LeaseKeeper {
 
   /** For a lease that was given up in Redis by other means, by a commit. */
   markReleased(lease: Lease): void {
-    if (lease.state === 'held') lease.state = 'released';
+    if (lease.state === 'held') {
+      lease.state = 'released';
+      this.#times.addHold(performance.now() - lease.began);
+    }
     this.#leases.delete(lease);
   }
 
@@ -119,7 +126,8 @@ export class LeaseKeeper {
       if (ttl < lease.remaining) this.#restart(lease, ttl, sent);
       this.pauseRenewal(lease); // one with the old ttl must not overtake
       try {
-        const renewal = await this.#store.extend(lease, ttl);
+        lease.terms += 1;
+        const renewal = await this.#store.extend(lease, ttl, lease.terms);
         if (renewal === 'lost') this.lose(lease, 'it has another owner, or none');
         if (renewal === 'renewed' && lease.state === 'held') return this.#restart(lease, ttl, sent);
       } finally {
@@ -200,7 +208,8 @@ export class LeaseKeeper {
     alarm.set(performance.now() + ms);
     try {
       await this.untilHeard(lease);
-      const shortened = await this.#store.extend(lease, Math.ceil(ms));
+      lease.terms += 1;
+      const shortened = await this.#store.extend(lease, Math.ceil(ms), lease.terms);
       return shortened === 'lost' ? 'not ours' : 'released';
     } catch {
       return 'unclear'; // the shorter ttl was only for the case that this process dies: the alarm releases it
@@ -269,13 +278,17 @@ export class LeaseKeeper {
 
   async #renewBatch(batch: readonly Lease[], patience: number): Promise<void> {
     const sent = now();
-    const asked = batch.map((lease) => ({ lease, token: lease.token, keys: lease.keys, ttl: lease.ttl }));
+    const asked = batch.map((lease) => {
+      const { token, keys, ttl, terms } = lease;
+      return { lease, token, keys, ttl, terms };
+    });
     await this.#store
       .renew(
         asked,
-        ({ lease, ttl }, renewal) => {
+        ({ lease, ttl, terms }, renewal) => {
           if (renewal === 'lost') this.lose(lease, 'it has another owner, or none');
-          if (renewal !== 'renewed' || lease.state !== 'held' || lease.ttl !== ttl) return;
+          // After an extension, Redis may have read this one too late to heed it.
+          if (renewal !== 'renewed' || lease.state !== 'held' || lease.terms !== terms) return;
           lease.predecessors = [];
           if (elapsedSince(sent) < elapsedSince(lease.measuredFrom)) {
             lease.measuredFrom = sent;

@@ -46,6 +46,8 @@ export interface LeaseTerms {
 /** A lease as this process knows it. LeaseKeeper alone changes it. */
 export class Lease implements Claim, Placed {
   place = -1;
+  /** On the monotonic clock. */
+  readonly began: number;
   state: LeaseState = 'held';
   /** ms it lasts from each renewal on. */
   ttl: number;
@@ -59,6 +61,8 @@ export class Lease implements Claim, Placed {
   renewing: Promise<void> | undefined;
   /** When a renewal that is under way, or failed, may be tried again; on the monotonic clock. */
   retryAt = -Infinity;
+  /** How often it was extended, or shortened to its minHold: Redis heeds no request that is older than the last of these. */
+  terms = 0;
   /** The last extension that was asked for. */
   extended: Promise<void> | undefined;
   /**
@@ -97,6 +101,7 @@ export class Lease implements Claim, Placed {
     this.measuredFrom = inheritance?.measuredFrom ?? acquired;
     this.predecessors = inheritance?.predecessors ?? NONE;
     this.#renewedUntil = autoExtend ? acquired.monotonic + maxHold : -Infinity;
+    this.began = acquired.monotonic;
     this.#heldUntil = acquired.monotonic + minHold;
   }
 

@@ -1,4 +1,3 @@
-import { randomBytes } from 'node:crypto';
 import { Logger } from '@nestjs/common';
 import type {
   BeforeApplicationShutdown,
@@ -29,12 +28,15 @@ import { LockedWork } from '../transaction/locked-work.js';
 import type { Retries, Work } from '../transaction/locked-work.js';
 import { takeTurns } from '../transaction/take-turns.js';
 import { Watch } from '../transaction/watch.js';
+import { Tokens } from '../redis/tokens.js';
+import { AbortListeners } from './abort-listeners.js';
 import { Acquirer } from './acquirer.js';
 import { Granter } from './granter.js';
 import { HandOverWatch } from './hand-over-watch.js';
 import { InFlight } from './in-flight.js';
 import { LeaseKeeper } from './lease-keeper.js';
 import { Lock } from './lock.js';
+import { RecentTimes } from './recent-times.js';
 import { Succession } from './succession.js';
 import { WaitingRoom } from './waiting-room.js';
 
@@ -61,36 +63,36 @@ export class LockService
   readonly #work: LockedWork;
   readonly #logger = new Logger(LockService.name);
   readonly #running = new InFlight();
+  readonly #aborts = new AbortListeners();
   #closed: Promise<void> | undefined;
   #lastKeys: { resource: string; slot: string | undefined; keys: readonly ResourceKeys[] } | undefined;
 
   private constructor(options: ResolvedModuleOptions, scopes: LockScopes) {
     const { commandTimeout } = options;
-    // Part of every token: tells Redis whose it is.
-    const clientId = randomBytes(12).toString('base64url');
-    let sequence = 0;
+    const tokens = new Tokens();
+    const times = new RecentTimes();
     this.#options = options;
     this.#scopes = scopes;
-    this.#connections = new Connections(options, clientId, {
+    this.#connections = new Connections(options, tokens.clientId, {
       onOutage: (error) => this.#logger.warn(`Redis connection: ${error.message}`),
-      onWakeUp: (...told) => this.#room.told(...told),
+      onWakeUp: (message) => this.#room.told(message),
       onSubscribed: () => this.#room.askAll(),
     });
     const { client, servers } = this.#connections;
     this.#store = new LockStore(servers, commandTimeout, options.replicas);
-    this.#keeper = new LeaseKeeper(this.#store);
-    this.#room = new WaitingRoom(
-      this.#store,
+    this.#keeper = new LeaseKeeper(this.#store, times);
+    this.#room = new WaitingRoom({
+      store: this.#store,
       servers,
       commandTimeout,
-      (token) => acquirer.isPending(token) || this.#keeper.has(token),
-    );
+      tokens,
+      aborts: this.#aborts,
+      times,
+      isInUse: (token, owner) => acquirer.isPending(token, owner) || this.#keeper.has(token, owner),
+    });
     this.#handOvers = new HandOverWatch(this.#store);
-    const acquirer = new Acquirer(
-      this.#store,
-      this.#room,
-      this.#keeper,
-      (ttl) => `${clientId}:${servers.sharded ? 's' : ''}${++sequence}:${ttl}`,
+    const acquirer = new Acquirer(this.#store, this.#room, this.#keeper, times, (ttl, waits) =>
+      tokens.next(ttl, waits, servers.sharded),
     );
     const succession = new Succession(this.#store, this.#room, this.#keeper);
     this.#granter = new Granter(options, {
@@ -330,7 +332,7 @@ export class LockService
     // Said at once, so that none of these scopes ends before; then one after the other, in everybody's order.
     const visits = path.map((scope) => scope.visit());
     try {
-      await takeTurns(visits, grants, options);
+      await takeTurns(visits, grants, options, this.#aborts);
       const visited = [...outer.visited, ...path];
       if (joinable && missing.length === 0) {
         const setting = { keys, borrowed: [], outer, visited };

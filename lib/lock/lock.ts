@@ -1,4 +1,5 @@
 import { AsyncResource } from 'node:async_hooks';
+import { setMaxListeners } from 'node:events';
 import { LockLostError } from '../errors/lock.errors.js';
 import { checkAcquireOptions } from '../redis-lock.options.js';
 import type { LeaseKeeper } from './lease-keeper.js';
@@ -63,6 +64,7 @@ export class Lock implements AsyncDisposable {
   get signal(): AbortSignal {
     if (this.#controller === undefined) {
       const controller = new AbortController();
+      setMaxListeners(0, controller.signal); // as many as the work gives it to
       this.#controller = controller;
       this.#abort = AsyncResource.bind((reason: LockLostError) => controller.abort(reason));
       if (this.#lost) this.#controller.abort(this.#lost);

@@ -1,11 +1,17 @@
 import { Alarm } from '../redis/deadline.js';
 import type { Instant } from '../redis/instant.js';
 import type { Claim, ResourceKeys } from '../redis/lock-keys.js';
+import { nameOf } from '../redis/tokens.js';
+import type { AbortListeners } from './abort-listeners.js';
 import type { Placed } from './bag.js';
 import type { Inheritance } from './lease.js';
 
 /** ms a place in the queue outlives its waiter's deadline at most; also how long one without a deadline lasts. */
 export const LONGEST_PLACE = 24 * 3_600_000;
+
+/** ms until a waiter that has its place asks again when Redis refused it for a reason that passes; doubled each time. */
+const FIRST_PAUSE = 50;
+const LAST_PAUSE = 1_000;
 
 /** How long somebody is ready to wait, and how many may. */
 export interface Patience {
@@ -15,8 +21,11 @@ export interface Patience {
   readonly signal: AbortSignal | undefined;
   /** Goes on waiting while the application closes: its lock is needed by work that is to end. */
   readonly nested: boolean;
-  /** Whether its lease begins with the grant; otherwise it has to be granted by Redis. */
-  readonly beginsAtOnce: boolean;
+  /**
+   * Whether it waits for one of several resources: then Redis has to grant it, since its lease begins when all are granted; and
+   * it gives up nothing by itself.
+   */
+  readonly isPart: boolean;
   /** Whether its lease is renewed from the beginning. */
   readonly isRenewed: boolean;
 }
@@ -56,6 +65,9 @@ export interface Refused {
 /** One who waits for a single resource. */
 export class Waiter implements Placed {
   place = -1;
+  /** What messages and runs call it. */
+  readonly name: string;
+  readonly began = performance.now();
   ticket = '0';
   /** Whether an ask is under way, and whether another one is needed after it. */
   asking = false;
@@ -67,10 +79,13 @@ export class Waiter implements Placed {
   refused: Refused | undefined;
   /** How often it was granted a lease that was over by then. */
   lateGrants = 0;
-  /** Told once, when no ask of its is under way any more. */
+  /** Called once, when no ask of its is under way any more. */
   onAsked: (() => void) | undefined;
+  /** Asks that Redis refused one after the other, for a reason that passes. */
+  #refusals = 0;
   #deadline: Alarm | undefined;
-  #onAbort: (() => void) | undefined;
+  #retry: Alarm | undefined;
+  #stopListening: (() => void) | undefined;
 
   constructor(
     readonly claim: PendingClaim,
@@ -78,24 +93,43 @@ export class Waiter implements Placed {
     readonly patience: Patience,
     readonly resolve: (granted: Granted) => void,
     readonly reject: (error: unknown) => void,
-  ) {}
+  ) {
+    this.name = nameOf(claim.token);
+  }
 
-  /** Until {@link forget}: tells when its patience is over. */
-  watchPatience(isOver: (reason: 'timeout' | 'aborted') => void): void {
+  get resource(): ResourceKeys {
+    return this.claim.keys[0] as ResourceKeys; // of several, each has a waiter of its own
+  }
+
+  /** Until {@link forget}: calls back when its patience is over. */
+  watchPatience(aborts: AbortListeners, isOver: (reason: 'timeout' | 'aborted') => void): void {
     const { until, signal } = this.patience;
     if (until < Infinity) {
       this.#deadline = new Alarm(() => isOver('timeout'));
       this.#deadline.set(until);
     }
     if (signal) {
-      this.#onAbort = () => isOver('aborted');
-      signal.addEventListener('abort', this.#onAbort);
+      const onAbort = () => isOver('aborted');
+      aborts.add(signal, onAbort);
+      this.#stopListening = () => aborts.delete(signal, onAbort);
     }
+  }
+
+  /** Until {@link forget}: calls back after a pause, which is longer each time until {@link wasAnswered}. */
+  askAfterPause(ask: () => void): void {
+    this.#retry ??= new Alarm(ask);
+    this.#retry.set(performance.now() + Math.min(FIRST_PAUSE * 2 ** this.#refusals, LAST_PAUSE));
+    this.#refusals += 1;
+  }
+
+  wasAnswered(): void {
+    this.#refusals = 0;
   }
 
   forget(): void {
     this.#deadline?.clear();
-    if (this.#onAbort) this.patience.signal?.removeEventListener('abort', this.#onAbort);
+    this.#retry?.clear();
+    this.#stopListening?.();
   }
 
   /** ms its place may be needed: until its deadline, and for the lease that may begin then. */

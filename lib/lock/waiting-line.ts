@@ -5,7 +5,7 @@ import type { Waiter } from './waiter.js';
 /** ms after the end of the holder's lease until the first waiter asks. */
 const AFTER_LEASE = 1;
 
-/** Tokens of a run that are kept; who comes after them is found out when they have had their turn. */
+/** Names of a run that are kept; who comes after them is found out when they have had their turn. */
 const LONGEST_RUN = 64;
 
 /** The local waiters of one resource, in the order they came; the first one asks when the holder's lease ends. */
@@ -13,7 +13,7 @@ export class WaitingLine {
   readonly waiters = new Set<Waiter>();
   /** How many are about to get in line. */
   coming = 0;
-  /** Tokens that come before those of all other clients, the first one first; also of some that wait no more. */
+  /** Names of those that come before all other clients' waiters, the first one first; also of some that wait no more. */
   run: string[] = [];
   readonly #ask: (waiter: Waiter) => Promise<void> | undefined;
   #alarm: Alarm | undefined;
@@ -39,14 +39,14 @@ export class WaitingLine {
     this.#alarm.set(this.#alarmAt);
   }
 
-  /** The token has a new place, right after another one in line or, 'ours', after a holder of this client. */
-  comesAfter(before: string, token: string): void {
-    if (before === 'ours') this.run = [token];
-    else if (this.run.at(-1) === before && this.run.length < LONGEST_RUN) this.run.push(token);
+  /** A waiter has a new place, right after another one in line or, 'ours', after a holder of this client. */
+  comesAfter(before: string, name: string): void {
+    if (before === 'ours') this.run = [name];
+    else if (this.run.at(-1) === before && this.run.length < LONGEST_RUN) this.run.push(name);
   }
 
-  /** The first token of the run that still waits. */
-  nextOfRun(isWaiting: (token: string) => boolean): string | undefined {
+  /** The first one of the run that still waits. */
+  nextOfRun(isWaiting: (name: string) => boolean): string | undefined {
     const first = this.run.findIndex(isWaiting);
     this.run.splice(0, first === -1 ? this.run.length : first);
     return this.run[0];

@@ -3,13 +3,20 @@ import type { LockNotAcquiredReason } from '../errors/lock.errors.js';
 import { within } from '../redis/deadline.js';
 import { elapsedSince, now } from '../redis/instant.js';
 import type { Instant } from '../redis/instant.js';
-import { resourcesOf } from '../redis/lock-keys.js';
+import { ResourceKeys, resourcesOf } from '../redis/lock-keys.js';
 import type { Claim } from '../redis/lock-keys.js';
+import { LONGEST_GIVE_BACK } from '../redis/lock-store.js';
 import type { LockStore } from '../redis/lock-store.js';
 import type { AcquireReply, HandedOver } from '../redis/lock-replies.js';
+import { isPassing } from '../redis/redis-client.js';
 import type { Servers } from '../redis/servers.js';
+import { nameOf } from '../redis/tokens.js';
+import type { Tokens } from '../redis/tokens.js';
+import type { WakeUpMessage } from '../redis/wake-up-message.js';
+import type { AbortListeners } from './abort-listeners.js';
 import { Ask } from './ask.js';
 import { Bag } from './bag.js';
+import type { RecentTimes } from './recent-times.js';
 import { Granted, Waiter } from './waiter.js';
 import type { Patience, PendingClaim, Refused } from './waiter.js';
 import { WaitingLine } from './waiting-line.js';
@@ -19,7 +26,21 @@ const AFTER_FAILURE = 100;
 const MAX_LATE_GRANTS = 3;
 
 /** Where this service hears of hand-overs. */
-type Places = Pick<Servers, 'sharded' | 'hears' | 'subscribed' | 'unsubscribed' | 'lostConnections'>;
+type Places = Pick<
+  Servers,
+  'sharded' | 'hears' | 'subscribed' | 'unsubscribed' | 'lostConnections' | 'clientPrefix'
+>;
+
+export interface WaitingRoomParts {
+  readonly store: LockStore;
+  readonly servers: Places;
+  readonly commandTimeout: number;
+  readonly tokens: Tokens;
+  readonly aborts: AbortListeners;
+  readonly times: RecentTimes;
+  /** Whether a token that does not wait here was granted the resource of that key, or is about to be given up. */
+  readonly isInUse: (token: string, owner: string) => boolean;
+}
 
 /**
  * Where the waiters of one service wait. Each has a place in the queue in Redis and is silent: it asks again when it
@@ -30,11 +51,14 @@ export class WaitingRoom {
   readonly #store: LockStore;
   readonly #servers: Places;
   readonly #commandTimeout: number;
-  readonly #isInUse: (token: string) => boolean;
+  readonly #isInUse: (token: string, owner: string) => boolean;
+  readonly #tokens: Tokens;
+  readonly #aborts: AbortListeners;
+  readonly #times: RecentTimes;
   /** Whose first ask is under way: most of them are granted, and never get in line. */
   readonly #newcomers = new Bag<Waiter>();
   /** Those in line. */
-  readonly #byToken = new Map<string, Waiter>();
+  readonly #byName = new Map<string, Waiter>();
   readonly #lines = new Map<string, WaitingLine>();
   readonly #asks = {
     answered: (ask: Ask, answer: AcquireReply) => this.#answered(ask, answer),
@@ -48,14 +72,11 @@ export class WaitingRoom {
    */
   onHandedOver: (waiter: Waiter, fencingToken: number, after: Instant) => boolean = () => false;
 
-  /** @param isInUse whether a token that does not wait here was granted, or is about to be given up */
-  constructor(
-    store: LockStore,
-    servers: Places,
-    commandTimeout: number,
-    isInUse: (token: string) => boolean,
-  ) {
+  constructor({ store, servers, commandTimeout, tokens, aborts, times, isInUse }: WaitingRoomParts) {
     this.#isInUse = isInUse;
+    this.#tokens = tokens;
+    this.#aborts = aborts;
+    this.#times = times;
     this.#store = store;
     this.#servers = servers;
     this.#commandTimeout = commandTimeout;
@@ -141,22 +162,32 @@ export class WaitingRoom {
   }
 
   /** A message for one of our waiters, however old: the lock seems to be its own, or it has to look why not. */
-  told(token: string, fencingToken: number | undefined, run: readonly string[]): void {
-    const waiter = this.#find(token);
-    if (!waiter) return;
+  told({ name, owner: prefixed, handedOver }: WakeUpMessage): void {
+    const { clientPrefix } = this.#servers;
+    if (!prefixed.startsWith(clientPrefix)) return;
+    const owner = prefixed.slice(clientPrefix.length);
+    const waiter = this.#find(name, owner);
+    const token = waiter?.claim.token ?? this.#tokens.ofName(name);
+    if (token === undefined) return;
+    const isGrant = handedOver?.isFor(token) ?? false;
+    if (!waiter) return isGrant ? this.#giveBackUnknown(token, owner) : undefined;
     const { asking, patience, refused } = waiter;
     // The answer to an ask that is under way comes first.
-    if (
-      refused &&
-      fencingToken !== undefined &&
-      !asking &&
-      patience.beginsAtOnce &&
-      this.#isNews(refused, fencingToken)
-    ) {
-      this.runs(ownerKey(waiter.claim), run);
-      if (this.onHandedOver(waiter, fencingToken, refused.sent)) return;
+    if (handedOver && isGrant && refused && !asking && !patience.isPart) {
+      const { fencingToken, run } = handedOver;
+      if (this.#isNews(refused, fencingToken)) {
+        this.runs(owner, run);
+        if (this.onHandedOver(waiter, fencingToken, refused.sent)) return;
+      }
     }
     this.#ask(waiter);
+  }
+
+  /** A request that Redis read late has put a token in line, or made it the owner, that waits no more. */
+  #giveBackUnknown(token: string, owner: string): void {
+    const keys = ResourceKeys.ofOwner(owner);
+    if (keys && !this.#isInUse(token, owner))
+      this.#store.giveBack({ token, keys: [keys] }, LONGEST_GIVE_BACK);
   }
 
   /** A grant before the last refusal has ended by then; and a refusal by one server says nothing of what another one does. */
@@ -164,12 +195,14 @@ export class WaitingRoom {
     return fencingToken > lastFencingToken && lostConnections === this.#servers.lostConnections;
   }
 
-  #find(token: string): Waiter | undefined {
-    return this.#byToken.get(token) ?? this.#newcomers.find(({ claim }) => claim.token === token);
+  /** One who waits for several resources has the same name for each, one after the other. */
+  #find(name: string, owner: string): Waiter | undefined {
+    const waiter = this.#byName.get(name) ?? this.#newcomers.find((each) => each.name === name);
+    return waiter?.resource.owner === owner ? waiter : undefined;
   }
 
   *#everybody(): Iterable<Waiter> {
-    yield* this.#byToken.values();
+    yield* this.#byName.values();
     yield* this.#newcomers;
   }
 
@@ -187,15 +220,16 @@ export class WaitingRoom {
   /** Who comes next, where that is known to be a waiter of this service that can begin at once. */
   nextInLine(owner: string): Waiter | undefined {
     const line = this.#lines.get(owner);
-    const token = line?.nextOfRun((each) => this.#find(each) !== undefined);
-    const waiter = token === undefined ? undefined : this.#find(token);
+    const name = line?.nextOfRun((each) => this.#find(each, owner) !== undefined);
+    const waiter = name === undefined ? undefined : this.#find(name, owner);
     // The answer to an ask that is under way comes first.
-    return waiter?.patience.beginsAtOnce && !waiter.asking ? waiter : undefined;
+    return waiter && !waiter.patience.isPart && !waiter.asking ? waiter : undefined;
   }
 
   /** The waiter has the lock. */
   begin(waiter: Waiter, granted: Granted): void {
     this.#leave(waiter, 'granted');
+    if (waiter.ticket !== '0') this.#times.addWait(performance.now() - waiter.began);
     waiter.resolve(granted);
     this.#lineOf(waiter)?.leaseEndsIn(waiter.ttl);
   }
@@ -223,14 +257,14 @@ export class WaitingRoom {
     reject: (error: unknown) => void,
   ): Waiter {
     const waiter = new Waiter(claim, ttl, patience, resolve, reject);
-    waiter.watchPatience((reason) => void this.#giveUp(waiter, reason));
+    waiter.watchPatience(this.#aborts, (reason) => void this.#giveUp(waiter, reason));
     return waiter;
   }
 
   /** Its place is known by Redis, or about to be. */
   #getInLine(waiter: Waiter): void {
     this.#newcomers.delete(waiter);
-    this.#byToken.set(waiter.claim.token, waiter);
+    this.#byName.set(waiter.name, waiter);
     this.#lineFor(waiter.claim).waiters.add(waiter);
   }
 
@@ -259,6 +293,7 @@ export class WaitingRoom {
   }
 
   #answered({ waiter, sent, neededFor }: Ask, answer: AcquireReply): void {
+    waiter.wasAnswered();
     this.#take(waiter, answer, neededFor, sent);
     waiter.asking = false;
     if (waiter.askAgain) this.#ask(waiter);
@@ -267,6 +302,12 @@ export class WaitingRoom {
 
   #failed(ask: Ask, error: LockUnavailableError): void {
     const { waiter } = ask;
+    // What has a place keeps it while Redis refuses to look: it asks again, until its own deadline.
+    if (waiter.state === 'waiting' && waiter.ticket !== '0' && isPassing(error.cause)) {
+      waiter.asking = false;
+      waiter.askAfterPause(() => this.#ask(waiter));
+      return this.#asked(waiter);
+    }
     this.#store.giveBack(waiter.claim, ask.neededFor, ask.reply);
     this.#fail(waiter, error);
     this.#asked(waiter);
@@ -295,7 +336,7 @@ export class WaitingRoom {
         lastFencingToken === undefined ? undefined : { sent, lastFencingToken, lostConnections };
       if (waiter.place !== -1) this.#getInLine(waiter);
       const line = this.#lineOf(waiter);
-      if (answer.before !== undefined) line?.comesAfter(answer.before, claim.token);
+      if (answer.before !== undefined) line?.comesAfter(answer.before, waiter.name);
       if (!this.#servers.hears(claim)) this.#listenAgain(waiter);
       line?.leaseEndsIn(answer.retryAfter ?? ttl);
     }
@@ -309,11 +350,11 @@ export class WaitingRoom {
     );
   }
 
-  /** @returns whether somebody uses that token: who was granted it by an ask may have been handed it as well */
-  #handOver({ token, fencingToken, sent, run }: HandedOver): boolean {
-    const waiter = this.#find(token);
-    if (!waiter) return this.#isInUse(token);
-    this.runs(ownerKey(waiter.claim), run);
+  /** @returns whether somebody uses that token: a waiter that an ask has granted the lock may have been handed it as well */
+  #handOver({ token, keys: { owner }, fencingToken, sent, run }: HandedOver): boolean {
+    const waiter = this.#find(nameOf(token), owner);
+    if (!waiter) return this.#isInUse(token, owner);
+    this.runs(owner, run);
     // An ask that is under way might take the lock again after it was used and released: its answer comes first.
     if (this.#store.confirmsGrants) this.#ask(waiter);
     else if (waiter.asking) waiter.askAgain = true;
@@ -347,10 +388,10 @@ export class WaitingRoom {
     const cause: unknown = reason === 'aborted' ? patience.signal?.reason : undefined;
     const { neededFor } = waiter;
     this.#leave(waiter, 'gone');
-    await this.#store.burn(claim).catch(() => this.#store.giveBack(claim, neededFor));
+    if (!patience.isPart) await this.#store.burn(claim).catch(() => this.#store.giveBack(claim, neededFor));
     const resources = resourcesOf(waiter.claim.keys);
-    const after = retryAfter === undefined ? {} : { retryAfter };
-    waiter.reject(new LockNotAcquiredError(reason, { resources, cause, ...after }));
+    const after = this.#times.retryAfter(retryAfter);
+    waiter.reject(new LockNotAcquiredError(reason, { resources, cause, retryAfter: after }));
   }
 
   #leave(waiter: Waiter, state: 'granted' | 'gone'): void {
@@ -358,7 +399,7 @@ export class WaitingRoom {
     waiter.state = state;
     waiter.forget();
     if (this.#newcomers.delete(waiter)) return;
-    this.#byToken.delete(waiter.claim.token);
+    this.#byName.delete(waiter.name);
     const line = this.#lineOf(waiter);
     if (!line) return;
     line.waiters.delete(waiter);

@@ -25,6 +25,7 @@ export async function checkCommitConnection(
     fencingToken: 0,
     alsoHeld: [],
     number: 1,
+    place: 0,
     commands: [],
     keep: false,
   };

@@ -24,6 +24,8 @@ export interface CommitRequest {
   readonly alsoHeld: readonly Claim[];
   /** Which one of the commits under this token it is. */
   readonly number: number;
+  /** Where it is recorded, see commitRecord. */
+  readonly place: number;
   readonly commands: readonly ClientCommand[];
   /** Keep the lock instead of giving it up. */
   readonly keep: boolean;
@@ -95,9 +97,9 @@ export async function sendCommit(
   drop: (redis: Redis) => void,
   twoSteps = false,
 ): Promise<CommitAnswer> {
-  const { claim, fencingToken, number, commands, keep } = request;
+  const { claim, fencingToken, number, place, commands, keep } = request;
   const { owners, guarded, fence } = namesOf(request);
-  const { field, record } = commitRecord(claim.token, fencingToken, number);
+  const { field, record } = commitRecord(claim.token, fencingToken, number, place);
 
   const guard = [
     command(redis, 'watch', guarded),

@@ -7,6 +7,7 @@ import type { RedisClient } from './redis-client.js';
 import type { ServerParts } from './server.js';
 import { SingleServer } from './servers.js';
 import type { Servers } from './servers.js';
+import type { WakeUpMessage } from './wake-up-message.js';
 
 /** By default ioredis keeps the process alive for 2 s after a disconnect from a server that is not there. */
 const OWN_CLIENT = { lazyConnect: true, disconnectTimeout: 0 } as const satisfies RedisOptions;
@@ -14,8 +15,8 @@ const OWN_CLIENT = { lazyConnect: true, disconnectTimeout: 0 } as const satisfie
 export interface ConnectionListener {
   /** Once for each outage, not for each attempt to connect. */
   onOutage(error: Error): void;
-  /** A waiter has to look: the lock of this token was handed over to it, where there is a fencing token. */
-  onWakeUp(token: string, fencingToken: number | undefined, run: readonly string[]): void;
+  /** A waiter has to look, or was handed its lock. */
+  onWakeUp(message: WakeUpMessage): void;
   /** Messages may have been lost before this. */
   onSubscribed(): void;
 }

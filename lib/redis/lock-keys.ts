@@ -20,19 +20,31 @@ export class ResourceKeys {
   /** `lock:barrier:{R}`: never exists. */
   readonly barrier: string;
 
-  /** @param slot if there is one, that is the hash tag: `lock:{slot}:R` */
+  /**
+   * @param slot if there is one, that is the hash tag: `lock:{slot}:R`
+   * @param name what the keys call the resource
+   */
   constructor(
     prefix: string,
     readonly resource: string,
     slot?: string,
+    name = shorten(resource),
   ) {
-    const name = shorten(resource);
     const tagged = slot === undefined ? `{${name}}` : `{${slot}}:${name}`;
     this.tag = slot ?? name;
     this.owner = `${prefix}:${tagged}`;
     this.queue = `${prefix}:queue:${tagged}`;
     this.fence = `${prefix}:fence:${tagged}`;
     this.barrier = `${prefix}:barrier:${tagged}`;
+  }
+
+  /** @returns those with that owner key; undefined where it is none. A name that was shortened stays so. */
+  static ofOwner(owner: string): ResourceKeys | undefined {
+    const [, prefix, tag = '', name] = /^([^{}]+):\{([^{}]*)\}(?::(.*))?$/s.exec(owner) ?? [];
+    if (prefix === undefined || tag === '') return undefined;
+    return name === undefined
+      ? new ResourceKeys(prefix, tag, undefined, tag)
+      : new ResourceKeys(prefix, name, tag, name);
   }
 }
 
@@ -76,7 +88,7 @@ export function tokensOf({ token, predecessors = [] }: Claim): string {
   return predecessors.length === 0 ? token : [token, ...predecessors].join(' ');
 }
 
-/** Whether whoever waits with that token is told on a sharded channel. */
+/** Whether messages to the waiter with that token go to a sharded channel. */
 export function isSharded(token: string): boolean {
   return token.includes(':s');
 }

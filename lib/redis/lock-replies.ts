@@ -1,5 +1,6 @@
 /** What the lock scripts are asked, and what they answer, as the library sees it. */
 import type { Instant } from './instant.js';
+import type { ResourceKeys } from './lock-keys.js';
 
 /** A wish to wait: for how many ms the place may be needed, and how many waiters there may be. */
 export interface Place {
@@ -14,7 +15,7 @@ export type AcquireReply =
       readonly granted: true;
       readonly fencingTokens: readonly number[];
       readonly placeLost: boolean;
-      /** Waiters of this client that come next, where the claim had a place in line. */
+      /** Names of the waiters of this client that come next, where the claim had a place in line. */
       readonly run: readonly string[];
     }
   | {
@@ -27,7 +28,7 @@ export type AcquireReply =
       readonly ticket: string | undefined;
       /** Of the last grant before this answer, where a place was asked for and Redis knows of one. */
       readonly lastFencingToken: number | undefined;
-      /** Who comes right before a new place: the token of the last one in line, or 'ours', a holder of this client. */
+      /** What comes right before a new place, if it is of this client: the name of the last one in line, or 'ours', the holder. */
       readonly before: string | undefined;
     };
 
@@ -46,10 +47,11 @@ export interface LockState {
 /** A waiter of this client that got the lock when another one gave it up. */
 export interface HandedOver {
   readonly token: string;
+  readonly keys: ResourceKeys;
   readonly fencingToken: number;
   /** Taken before the request was sent: its lease counts from there. */
   readonly sent: Instant;
-  /** Those that come next, before any of other clients. */
+  /** Names of those that come next, before any of other clients. */
   readonly run: readonly string[];
 }
 

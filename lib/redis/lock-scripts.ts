@@ -1,8 +1,18 @@
-import { GRANT, HAND_OVER, RECORD, TOKEN, claimScript, script } from './script-parts.js';
+import {
+  FENCE,
+  GRANT,
+  HAND_OVER,
+  MORE_TO_CLEAR,
+  RECORD,
+  TOKEN,
+  claimScript,
+  script,
+} from './script-parts.js';
 
 /**
  * Asks for all resources of a claim or none, for several claims at once; the only truth about who holds a lock.
- * Idempotent by token: asking again as the owner renews the lease and answers the same fencing token.
+ * Idempotent by token: asking again as the owner answers the same fencing token, and makes the lease last for its ttl again
+ * unless it lasts longer, or was extended.
  *
  * KEYS    owner, queue, fence of each resource, claim by claim
  * ARGV    of each claim:
@@ -12,17 +22,20 @@ import { GRANT, HAND_OVER, RECORD, TOKEN, claimScript, script } from './script-p
  * Returns for each claim one of
  *         fencing token, when nobody had or wanted its one resource
  *         {1, lost, fencing token, ..., run} in the order of KEYS; run: see handOver, if it had a ticket
- *         {0, ms the holder has left (-1: for ever), and if there is one: ticket, lost, last fencing token, before}
+ *         {0, ms the holder has left (-1: for ever), and if there is one: ticket, lost, last fencing token, before}; the ms
+ *         are those until another try where places of clients that are gone are left to clear away
  *         {2, ms the holder has left} when all places are taken
  *         an error that concerns this claim alone
- *         before: who comes right before a new place, as far as the asker can know it: the token of the last one in
- *         line, or 'ours' where that is a holder of its own client
+ *         before: who comes right before a new place, if that is of its own client: the name of the last one in
+ *         line, or 'ours' where that is the holder
  *         lost: 1 when the place that was to be kept was not there any more
  * Invariants: nothing of a claim is granted unless all of it is. A lock that is free while others wait goes to the
- * first live one of them. A provisional owner that never came for it loses all the places of its client.
+ * first live one of them. A client that never came for a lock it was handed is silent: its places are skipped until it asks.
+ * No lease becomes shorter.
  */
 export const ACQUIRE = claimScript(
   RECORD,
+  FENCE,
   GRANT,
   `
   -- Most locks are free and nobody waits for them: one look at all of a batch, and no more than it takes to grant them.
@@ -38,7 +51,7 @@ export const ACQUIRE = claimScript(
       if not isFirst or wish ~= '' and not string.find(wish, '^0 ') then return nil end
       if not quiet and call('EXISTS', owner, queue) > 0 then return nil end
       local is = known(fence)
-      if is[3] then return nil end -- there is somebody to clear away
+      if is[PROVISIONAL] then return nil end -- there is somebody to clear away
       local number = grant(owner, fence, me, ttlOf(me), is)
       return tonumber(number)
     end)
@@ -49,25 +62,26 @@ export const ACQUIRE = claimScript(
   `
   forEachClaim(2, replies, function(from, to, me, wish)
     local lost, ticket, neededFor, maxPlaces = 0, string.match(wish, '^(%d+) (%d+) ?(%d*)$')
-    if ticket and ticket ~= '0' and call('GET', KEYS[from]) ~= me then
-      lost = call('ZADD', KEYS[from + 1], 'NX', ticket, me)
+    if ticket and ticket ~= '0' and call('GET', KEYS[from]) ~= me and not call('ZSCORE', KEYS[from + 1], me) then
+      lost = call('ZADD', KEYS[from + 1], ticket, me)
     end
     local free = {}
     for i = from, to, 3 do
-      local owner, queue = KEYS[i], KEYS[i + 1]
+      local owner, queue, more = KEYS[i], KEYS[i + 1], false
       local holder = call('GET', owner)
       if not holder then
-        free[i] = takeUp(i, '', me, {}) -- even a waiter of this client is told by a message here
+        free[i], more = takeUp(i, '', me, {}) -- even a waiter of this client is told by a message here
         holder = not free[i] and call('GET', owner)
         if not holder then free[i] = free[i] or known(KEYS[i + 2]) end
       end
-      if holder and holder ~= me then
-        local left = call('PTTL', owner)
+      if more or holder and holder ~= me then
+        local left = more and ${MORE_TO_CLEAR} or call('PTTL', owner)
         if not ticket then return {0, left} end
         local before
         if ticket == '0' then
           local last = call('ZRANGE', queue, -1, -1, 'WITHSCORES')
-          before = last[1] or clientOf(holder) == clientOf(me) and 'ours' or nil
+          local isOurs = last[1] and clientOf(last[1]) == clientOf(me) -- what others wait with is nobody else's business
+          before = isOurs and nameOf(last[1]) or not last[1] and holder and clientOf(holder) == clientOf(me) and 'ours' or nil
           ticket = format(math.max((tonumber(last[2]) or 0) + 1, micros()))
           if call('ZADD', queue, 'NX', ticket, me) == 0 then
             ticket, before = format(call('ZSCORE', queue, me)), nil -- the same ask, sent again
@@ -79,23 +93,26 @@ export const ACQUIRE = claimScript(
           ticket = format(call('ZSCORE', queue, me) or ticket)
         end
         if call('PTTL', queue) < tonumber(neededFor) then call('PEXPIRE', queue, neededFor) end
-        return {0, left, ticket, lost, call('HGET', KEYS[i + 2], 'last'), before}
+        local is = known(KEYS[i + 2])
+        revive(KEYS[i + 2], is, clientOf(me))
+        return {0, left, ticket, lost, is[LAST], before}
       end
     end
     local reply = {1, lost}
+    if ticket then call('ZREM', KEYS[from + 1], me) end -- first: when memory is full, Redis lets a script that has written go on
     for i = from, to, 3 do
       local owner, queue, fence = KEYS[i], KEYS[i + 1], KEYS[i + 2]
-      local number = not free[i] and call('HGET', fence, 'last')
+      local is = free[i] or known(fence)
+      local number = not free[i] and is[LAST]
       if number then
-        call('PEXPIRE', owner, ttlOf(me))
-        call('HDEL', fence, 'provisional')
+        if termsOf(is, me) == 0 then lengthen(owner, ttlOf(me)) end
+        if is[PROVISIONAL] then call('HDEL', fence, 'provisional') end
       else
         local shorter
-        number, shorter = grant(owner, fence, me, ttlOf(me), free[i] or known(fence))
-        local after = shorter and first(queue)
-        if after and after ~= me then tell(owner, queue, after) end
+        number, shorter = grant(owner, fence, me, math.max(ttlOf(me), free[i] and 0 or call('PTTL', owner)), is)
+        if shorter then nudge(owner, queue, outOf(is)) end
       end
-      if ticket then call('ZREM', queue, me) end
+      revive(fence, is, clientOf(me))
       reply[#reply + 1] = number
     end
     if ticket and ticket ~= '0' then reply[#reply + 1] = run(KEYS[from + 1], clientOf(me)) end
@@ -135,6 +152,7 @@ export const RELEASE = claimScript(
   end
   `,
   RECORD,
+  FENCE,
   GRANT,
   HAND_OVER,
   `
@@ -162,6 +180,7 @@ export const RELEASE = claimScript(
 export const PASS_ON = script(
   TOKEN,
   RECORD,
+  FENCE,
   GRANT,
   HAND_OVER,
   `
@@ -169,44 +188,49 @@ export const PASS_ON = script(
   local holder, mine = call('GET', owner), false
   for a = 3, #ARGV do mine = mine or holder == ARGV[a] end
   local is = known(fence)
-  if not mine and (holder ~= me or is[3] == me) then return {0} end
-  local number, shorter
-  if mine and is[3] then call('HDEL', fence, 'provisional') end
-  if mine then number, shorter = grant(owner, fence, me, ttlOf(me), is, tonumber(ARGV[2])) end
-  call('ZREM', queue, me, unpack(ARGV, 3))
-  local after = shorter and first(queue)
-  while after and not tell(owner, queue, after) do after = first(queue) end
+  if not mine and (holder ~= me or is[PROVISIONAL] == me) then return {0} end
+  call('ZREM', queue, me, unpack(ARGV, 3)) -- first: when memory is full, Redis lets a script that has written go on
+  if mine then
+    if is[PROVISIONAL] then call('HDEL', fence, 'provisional') end
+    local _, shorter = grant(owner, fence, me, ttlOf(me), is, tonumber(ARGV[2]))
+    if shorter then nudge(owner, queue, outOf(is)) end
+  end
   return {1, run(queue, clientOf(me))}
 `,
 );
 
 /**
- * Renews leases, each by its owner only; a lost one is never re-created. Whoever was handed the lock provisionally has it
- * for good with this.
+ * Renews leases, each by its owner only; a lost one is never re-created. A lock that was handed over provisionally is its
+ * owner's for good with this.
  *
  * KEYS    owner, fence of each resource
- * ARGV    token, ttl (ms) of each resource
+ * ARGV    token, ttl (ms), terms of each resource; terms: how often the lease was extended before this was sent
  * Returns per resource 1 (renewed), 0 (not the owner any more), or -1 (its key could not be handled)
- * Invariant: one bad key does not spoil the others.
+ * Invariants: one bad key does not spoil the others. No lease becomes shorter; one that was extended since stays as it is.
  */
 export const RENEW = script(
   TOKEN,
   RECORD,
+  FENCE,
   `
   local reply = {}
   for i = 1, #KEYS, 2 do
-    local owner, fence, token, ttl = KEYS[i], KEYS[i + 1], ARGV[i], tonumber(ARGV[i + 1])
+    local owner, fence, a = KEYS[i], KEYS[i + 1], (i - 1) / 2 * 3 + 1
+    local token, ttl, terms = ARGV[a], tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2])
     local holder = redis.pcall('GET', owner)
-    local renewed = 0
+    local renewed = type(holder) == 'table' and -1 or 0
     if holder == token then
-      renewed = redis.pcall('PEXPIRE', owner, ttl)
-      pcall(function()
-        local believed, kept, provisional = unpack(call('HMGET', fence, 'believed', 'kept', 'provisional'))
-        if provisional then call('HDEL', fence, 'provisional') end
-        record(fence, ttl, kept, 'believed', format(math.max(tonumber(believed) or 0, millis() + ttl)))
-      end)
+      local could, is = pcall(known, fence)
+      if not could or terms >= termsOf(is, token) then
+        renewed = pcall(lengthen, owner, ttl) and 1 or -1
+        pcall(function()
+          if is[PROVISIONAL] then call('HDEL', fence, 'provisional') end
+          record(fence, ttl, is[KEPT], 'believed', format(math.max(tonumber(is[BELIEVED]) or 0, millis() + ttl)))
+        end)
+      else
+        renewed = 1
+      end
     end
-    if type(holder) == 'table' or type(renewed) == 'table' then renewed = -1 end
     reply[#reply + 1] = renewed
   end
   return reply
@@ -214,32 +238,38 @@ export const RENEW = script(
 );
 
 /**
- * Makes leases last from now on, also shorter than they were to; then the next in line, who believes in the old end, is
- * told to ask.
+ * Makes leases last from now on, also shorter than they were to; then the next in line, who believes in the old end, has to
+ * ask.
  *
  * KEYS    owner, queue, fence of each resource
- * ARGV    1 token, 2 ttl (ms)
+ * ARGV    1 token, 2 ttl (ms), 3 terms: the number of this extension of the lease, from 1
  * Returns how many of them were ours
- * Invariant: what is not ours is left alone, and never created.
+ * Invariants: what is not ours is left alone, and never created. An extension that arrives after a later one does nothing;
+ * one that arrives a second time makes no lease shorter.
  */
 export const EXTEND = script(
   TOKEN,
   RECORD,
+  FENCE,
   GRANT,
   HAND_OVER,
   `
-  local ours, ttl = 0, tonumber(ARGV[2])
+  local ours, token, ttl, terms = 0, ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
   local ends = millis() + ttl
   for i = 1, #KEYS, 3 do
     local owner, queue, fence = KEYS[i], KEYS[i + 1], KEYS[i + 2]
-    if call('GET', owner) == ARGV[1] then
+    if call('GET', owner) == token then
       ours = ours + 1
-      call('PEXPIRE', owner, ttl)
-      local believed, kept = unpack(call('HMGET', fence, 'believed', 'kept'))
-      believed = tonumber(believed) or 0
-      record(fence, ttl, kept, 'believed', format(math.max(ends, believed)))
-      local waiter = ends < believed and first(queue)
-      while waiter and not tell(owner, queue, waiter) do waiter = first(queue) end
+      local is = known(fence)
+      local last = termsOf(is, token)
+      if is[PROVISIONAL] then call('HDEL', fence, 'provisional') end
+      if terms == last then lengthen(owner, ttl) end
+      if terms > last then
+        local believed = tonumber(is[BELIEVED]) or 0
+        call('PEXPIRE', owner, ttl)
+        record(fence, ttl, is[KEPT], 'believed', format(math.max(ends, believed)), 'terms', terms .. ' ' .. token)
+        if ends < believed then nudge(owner, queue, outOf(is)) end
+      end
     end
   end
   return ours
@@ -254,11 +284,12 @@ export const EXTEND = script(
  * KEYS    owner, queue, fence of each resource
  * ARGV    1 tokens, see giveUp, 2 record of a commit or '', 3 its field, 4 fencing token of the first resource, if known
  * Returns {'committed' | 'gone' | 'unknown', placeLost, then what handOver adds}: 'gone', it was not committed and never will
- * be; 'unknown', its record was overwritten or is lost, if there was one.
+ * be; 'unknown', its record is lost, if there was one.
  */
 export const BURN = script(
   TOKEN,
   RECORD,
+  FENCE,
   GRANT,
   HAND_OVER,
   `
@@ -268,14 +299,14 @@ export const BURN = script(
     local mine = tonumber(ARGV[4])
     if record == ARGV[2] then
       verdict = 'committed'
-    elseif not since or tonumber(since) > mine or record and tonumber(string.match(record, '^%d+')) > mine then
+    elseif not since or tonumber(since) > mine then
       verdict = 'unknown'
     end
   end
   local reply = {verdict, 0}
   for i = 1, #KEYS, 3 do
     local had = call('ZREM', KEYS[i + 1], latestOf(ARGV[1]))
-    -- neither the owner nor in line: whoever waited with this token had lost its place
+    -- neither the owner nor in line: if a waiter had this token, it had lost its place
     if not giveUp(i, ARGV[1], ARGV[4], reply) and had == 0 then reply[2] = 1 end
   end
   return reply
@@ -293,6 +324,7 @@ export const BURN = script(
 export const FORCE_RELEASE = script(
   TOKEN,
   RECORD,
+  FENCE,
   GRANT,
   HAND_OVER,
   `

@@ -1,4 +1,5 @@
 import { now } from './instant.js';
+import type { CommitRequest } from './commit-pipeline.js';
 import type { Instant } from './instant.js';
 import { GiveBacks } from './give-backs.js';
 import { tokensOf, triples } from './lock-keys.js';
@@ -30,7 +31,10 @@ import { bySlot } from './servers.js';
 import type { Servers } from './servers.js';
 
 /** ms a grant that nobody knows the ttl of is tried to be given back. */
-const LONGEST_GIVE_BACK = 60_000;
+export const LONGEST_GIVE_BACK = 60_000;
+
+/** A commit whose reply is missing: see CommitRequest. */
+type SettledCommit = Pick<CommitRequest, 'number' | 'fencingToken' | 'place'>;
 
 /**
  * The lock scripts as typed calls. Each is one round trip, bounded by commandTimeout, and rejects with
@@ -43,8 +47,11 @@ export class LockStore {
 
   /** Told of every local waiter that got a lock; false: nobody uses that token any more. */
   onHandOver: (handedOver: HandedOver) => boolean = () => false;
-  /** Told of every lock that went to another client provisionally, while others wait: somebody has to look whether it was taken. */
-  onHandedAway: (keys: ResourceKeys) => void = () => undefined;
+  /**
+   * Called where somebody has to look after a lock: 'later', it went to another client provisionally, while others wait;
+   * 'now', it is free, and there are more places of clients that are gone than one script call may clear away.
+   */
+  onHandedAway: (keys: ResourceKeys, look: 'now' | 'later') => void = () => undefined;
   /** Told when a waiter's place was gone already: those of others of this client may be gone as well. */
   onPlaceLost: (claim: Claim) => void = () => undefined;
   /** Told when a claim may have been given up and the answer is lost: a local waiter may have it without knowing. */
@@ -189,7 +196,7 @@ export class LockStore {
    * @param onAnswer told for each claim, also when the answer is late
    * @param timeout ms this waits at most
    */
-  async renew<Renewed extends Claim & { readonly ttl: number }>(
+  async renew<Renewed extends Claim & { readonly ttl: number; readonly terms: number }>(
     claims: readonly Renewed[],
     onAnswer: (claim: Renewed, renewal: Renewal) => void,
     timeout: number,
@@ -205,7 +212,7 @@ export class LockStore {
       const call = runner.call({
         script: RENEW,
         names: keys.flatMap(({ owner, fence }) => [owner, fence]),
-        argv: entries.flatMap(({ claim: { token, ttl } }) => [token, ttl]),
+        argv: entries.flatMap(({ claim: { token, ttl, terms } }) => [token, ttl, terms]),
         keys,
         decode: (replies) => {
           entries.forEach(({ claim }, i) => {
@@ -222,12 +229,22 @@ export class LockStore {
     if (failed?.status === 'rejected') throw failed.reason;
   }
 
-  /** Makes a lease last `ttl` ms from now, and tells the next in line if that is sooner than it was to end. */
-  async extend(claim: Claim, ttl: number): Promise<Renewal> {
+  /**
+   * Makes a lease last `ttl` ms from now, and has the next in line ask if that is sooner than it was to end.
+   *
+   * @param terms the number of this extension of the lease: one that Redis reads after a later one does nothing
+   */
+  async extend(claim: Claim, ttl: number, terms: number): Promise<Renewal> {
     const { runner } = this.#servers;
     const renewals = await Promise.all(
       this.#parts(claim).map(async ({ token, keys }) => {
-        const request = { script: EXTEND, names: triples(keys), argv: [token, ttl], keys, decode: Number };
+        const request = {
+          script: EXTEND,
+          names: triples(keys),
+          argv: [token, ttl, terms],
+          keys,
+          decode: Number,
+        };
         return (await runner.call(request).answer) === keys.length;
       }),
     );
@@ -257,24 +274,18 @@ export class LockStore {
   }
 
   /** Takes back what the claim has, and says what became of its commit, if one is named. */
-  async burn(
-    claim: Claim,
-    commit?: { readonly number: number; readonly fencingToken: number },
-  ): Promise<Verdict> {
+  async burn(claim: Claim, commit?: SettledCommit): Promise<Verdict> {
     const [first, ...others] = this.#parts(claim);
     const verdicts = [this.#burnPart(first ?? claim, commit), ...others.map((part) => this.#burnPart(part))];
     const [verdict = 'gone'] = await Promise.all(verdicts);
     return verdict;
   }
 
-  async #burnPart(
-    claim: Claim,
-    commit?: { readonly number: number; readonly fencingToken: number },
-  ): Promise<Verdict> {
+  async #burnPart(claim: Claim, commit?: SettledCommit): Promise<Verdict> {
     const { lostConnections } = this.#servers;
     const sent = now();
     const { record, field } = commit
-      ? commitRecord(claim.token, commit.fencingToken, commit.number)
+      ? commitRecord(claim.token, commit.fencingToken, commit.number, commit.place)
       : { record: '', field: '' };
     const argv = [record, field, commit?.fencingToken ?? claim.fencingTokens?.[0] ?? 0];
     const { verdict, placeLost, handedOver } = await this.#giveUp(BURN, claim, argv, decodeBurn);
@@ -287,13 +298,17 @@ export class LockStore {
 
   /** What giving a claim up led to; for a script that ran elsewhere, inside a commit, its reply is passed on here. */
   reportHandOvers(claim: Claim, reply: readonly (string | number)[], sent: Instant): void {
-    for (let i = 0; i + 2 < reply.length; i += 3) {
-      const [token, number, run] = [String(reply[i]), Number(reply[i + 1]), decodeRun(reply[i + 2])];
-      const keys = claim.keys[number];
-      if (token === '') {
-        if (keys) this.onHandedAway(keys);
-      } else if (!this.onHandOver({ token, fencingToken: number, sent, run })) {
-        this.giveBack({ token, keys: claim.keys }, LONGEST_GIVE_BACK);
+    for (let i = 0; i + 3 < reply.length; i += 4) {
+      const [token, keys, number, run] = [
+        String(reply[i]),
+        claim.keys[Number(reply[i + 1])],
+        reply[i + 2],
+        reply[i + 3],
+      ];
+      if (!keys) continue;
+      if (token === '') this.onHandedAway(keys, number === 'now' ? 'now' : 'later');
+      else if (!this.onHandOver({ token, keys, fencingToken: Number(number), sent, run: decodeRun(run) })) {
+        this.giveBack({ token, keys: [keys] }, LONGEST_GIVE_BACK);
       }
     }
   }

@@ -14,3 +14,9 @@ export function isElsewhere(error: Error): boolean {
     /^(MOVED|ASK|TRYAGAIN|CLUSTERDOWN|READONLY|MASTERDOWN|LOADING)\b/.test(error.message) && isReply(error)
   );
 }
+
+/** Whether Redis refused something for a reason that lies in the server's state, and passes. */
+export function isPassing(error: unknown): boolean {
+  if (!(error instanceof Error) || !isReply(error)) return false;
+  return isElsewhere(error) || /^(BUSY|OOM|MISCONF|NOREPLICAS|NOAUTH)\b/.test(error.message);
+}

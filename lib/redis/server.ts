@@ -5,6 +5,7 @@ import { DeadlineError, within } from './deadline.js';
 import { ResourceKeys } from './lock-keys.js';
 import { ScriptRunner } from './script-runner.js';
 import { WakeUps } from './wake-ups.js';
+import type { WakeUpMessage } from './wake-up-message.js';
 import { WatchPool } from './watch-pool.js';
 
 /** Reconnects soon and for ever. Nothing is queued while it is down: ScriptRunner waits, and knows what was not sent. */
@@ -34,8 +35,8 @@ export interface ServerListener {
   onReady(): void;
   /** The connection for scripts was lost: what was under way may be sent again. */
   onLost(): void;
-  /** A waiter has to look: the lock of this token was handed over to it, where there is a fencing token. */
-  onWakeUp(token: string, fencingToken: number | undefined, run: readonly string[]): void;
+  /** A waiter has to look, or was handed its lock. */
+  onWakeUp(message: WakeUpMessage): void;
   /** Messages may have been lost before this. */
   onSubscribed(): void;
   /** A slot is not there any more. */
@@ -89,7 +90,7 @@ export class Server {
     this.commits = new CommitConnection(commit);
     this.watches = new WatchPool(commit, replicas > 0 ? POOL_SIZE - 1 : POOL_SIZE);
     this.wakeUps = new WakeUps(duplicate, commandTimeout, {
-      onWakeUp: (...told) => listener.onWakeUp(...told),
+      onWakeUp: (message) => listener.onWakeUp(message),
       onSubscribed: () => listener.onSubscribed(),
       onMoved: () => listener.onMoved(),
       onError,

@@ -1,5 +1,7 @@
 import type { Redis, RedisOptions } from 'ioredis';
 import { Silence } from './silence.js';
+import { parseWakeUp } from './wake-up-message.js';
+import type { WakeUpMessage } from './wake-up-message.js';
 
 /** Reconnects soon and for ever: whoever waits depends on it. */
 const SUBSCRIBER = {
@@ -18,8 +20,8 @@ const SUBSCRIBER = {
 const LINGER = 5_000;
 
 export interface WakeUpListener {
-  /** A waiter has to look: the lock of this token was handed over to it, where there is a fencing token. */
-  onWakeUp(token: string, fencingToken: number | undefined, run: readonly string[]): void;
+  /** A waiter has to look, or was handed its lock. */
+  onWakeUp(message: WakeUpMessage): void;
   /** Messages may have been lost before this. */
   onSubscribed(): void;
   /** A channel is not to be heard here any more: its slot has moved. */
@@ -118,9 +120,9 @@ export class WakeUps {
     const redis = this.#duplicate(SUBSCRIBER);
     this.#silence = new Silence(redis, this.#timeout, () => this.#asked > 0);
     redis.on('error', (error: Error) => this.#listener.onError(error));
-    const onMessage = (_channel: string, message: string) => {
-      const [token = '', number, ...run] = message.split(' ');
-      this.#listener.onWakeUp(token, number === undefined ? undefined : Number(number), run);
+    const onMessage = (_channel: string, text: string) => {
+      const message = parseWakeUp(text);
+      if (message) this.#listener.onWakeUp(message);
     };
     redis.on('message', onMessage).on('smessage', onMessage);
     redis.on('moved', () => {

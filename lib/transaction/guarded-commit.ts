@@ -17,6 +17,7 @@ import type { Claim, ResourceKeys } from '../redis/lock-keys.js';
 import type { LockStore } from '../redis/lock-store.js';
 import { isReply } from '../redis/redis-client.js';
 import type { Servers } from '../redis/servers.js';
+import { CommitPlaces } from './commit-places.js';
 import type { QueuedCommand } from './lock-transaction.js';
 import type { Watch } from './watch.js';
 
@@ -58,6 +59,7 @@ export class GuardedCommit {
   readonly #servers: Servers;
   readonly #keeper: LeaseKeeper;
   readonly #commandTimeout: number;
+  readonly #places = new CommitPlaces();
 
   constructor(store: LockStore, servers: Servers, keeper: LeaseKeeper, commandTimeout: number) {
     this.#store = store;
@@ -95,14 +97,25 @@ export class GuardedCommit {
     while (lease.committing) await lease.committing;
     let ended = () => undefined as void;
     lease.committing = new Promise((resolve) => (ended = resolve));
+    const { fence } = firstOf(lease);
+    const place = this.#places.take(fence);
     try {
       const fencingToken = lease.fencingTokens[0] ?? 0;
-      const request = { claim: lease, fencingToken, alsoHeld, number: ++lease.commits, commands, keep };
+      const request = {
+        claim: lease,
+        fencingToken,
+        alsoHeld,
+        number: ++lease.commits,
+        place,
+        commands,
+        keep,
+      };
       this.#assertOneSlot(request);
       const answer = await this.#send(order, request);
       if (answer.outcome === 'unanswered') return await this.#settle(order, request, answer.error);
       return this.#conclude(order, answer);
     } finally {
+      this.#places.free(fence, place);
       lease.committing = undefined;
       ended();
     }

@@ -1,6 +1,7 @@
 import { LockLostError, LockNotAcquiredError } from '../errors/lock.errors.js';
 import { Alarm } from '../redis/deadline.js';
 import type { AcquireOptions } from '../redis-lock.options.js';
+import type { AbortListeners } from '../lock/abort-listeners.js';
 import type { Visit } from './lock-scope.js';
 import type { Grant } from '../lock/grant.js';
 
@@ -15,6 +16,7 @@ export async function takeTurns(
   visits: readonly Visit[],
   grants: readonly Grant[],
   { wait = 0, signal }: AcquireOptions,
+  aborts: AbortListeners,
 ): Promise<void> {
   if (visits.length === 0) return;
   const resources = grants.flatMap(({ lease }) => lease.resources);
@@ -25,7 +27,7 @@ export async function takeTurns(
   const deadline = new Alarm(() => giveUp(new LockNotAcquiredError('timeout', { resources })));
   if (wait > 0 && wait < Infinity) deadline.set(performance.now() + wait);
   const onAbort = () => giveUp(new LockNotAcquiredError('aborted', { resources, cause: signal?.reason }));
-  signal?.addEventListener('abort', onAbort);
+  if (signal) aborts.add(signal, onAbort);
   const onLoss = (reason: string) => giveUp(new LockLostError({ resources, reason }));
   for (const { lease } of grants) lease.onLoss(onLoss);
   if (signal?.aborted) onAbort();
@@ -34,7 +36,7 @@ export async function takeTurns(
     for (const visit of visits) await Promise.race([visit.takeTurn(), givenUp]);
   } finally {
     deadline.clear();
-    signal?.removeEventListener('abort', onAbort);
+    if (signal) aborts.delete(signal, onAbort);
     for (const { lease } of grants) lease.offLoss(onLoss);
   }
 }

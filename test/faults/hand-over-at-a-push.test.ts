@@ -2,11 +2,13 @@ import { afterEach, beforeEach, describe, expect, it } from '@jest/globals';
 import { LockLostError } from '../../lib/index.js';
 import type { AcquireOptions, Lock } from '../../lib/index.js';
 import { PROVISIONAL_TTL } from '../../lib/redis/script-parts.js';
+import { nameOf } from '../../lib/redis/tokens.js';
 import { startCountingProxy } from '../support/counting-proxy.js';
 import type { CountingProxy } from '../support/counting-proxy.js';
 import { eventually } from '../support/eventually.js';
 import { startLocks } from '../support/lock-application.js';
 import type { LockApplication } from '../support/lock-application.js';
+import { channelOf, messageTo } from '../support/wake-ups.js';
 import { sharedRedisUrl } from '../support/redis/test-redis.js';
 
 /** What every script is sent as. */
@@ -54,9 +56,7 @@ describe('a lock that another process hands over', () => {
 
   /** Has the waiter ask, so that its last question is not long ago. */
   const remind = async (token: string, from = one) => {
-    for (const channel of (await one.redis.pubsub('CHANNELS', `${one.prefix}:wake:*`)) as string[]) {
-      if (token.startsWith(`${channel.split(':').at(-1)}:`)) await one.redis.publish(channel, token);
-    }
+    await one.redis.publish(channelOf(one.prefix, token), messageTo(token, keyOf('')));
     await from.redis.ping(); // on the same server: the message is ahead of what is asked next
     await from.locks.tryAcquire('given');
   };
@@ -122,15 +122,30 @@ describe('a lock that another process hands over', () => {
   });
 
   it.each([
-    ['of a grant before its last question', (last: number) => ` ${last}`],
-    ['without a fencing token', () => ''],
-  ])('is nobody’s because of a message %s', async (_, suffix) => {
+    [
+      'of a grant before its last question',
+      (token: string, last: number) => messageTo(token, keyOf(''), last),
+    ],
+    ['without a fencing token', (token: string) => messageTo(token, keyOf(''))],
+    [
+      'that was sealed for another fencing token',
+      (token: string, last: number) =>
+        messageTo(token, keyOf(''), last + 100).replace(String(last + 100), String(last + 200)),
+    ],
+    [
+      'that was sealed without its secret',
+      (token: string, last: number) => messageTo(nameOf(token), keyOf(''), last + 100),
+    ],
+    [
+      'about another resource',
+      (token: string, last: number) => messageTo(token, keyOf('').replace('given', 'other'), last + 100),
+    ],
+  ])('is nobody’s because of a message %s', async (what, message) => {
     const held = await other.locks.acquire('given');
     const { lock, token } = await queueUp();
-    const [channel = ''] = (await one.redis.pubsub('CHANNELS', `${one.prefix}:wake:*`)) as string[];
     proxy.reset();
-    await one.redis.publish(channel, `${token}${suffix(held.fencingToken)}`);
-    await eventually(() => proxy.roundTrips() > 0); // it asks
+    await one.redis.publish(channelOf(one.prefix, token), message(token, held.fencingToken));
+    if (what !== 'about another resource') await eventually(() => proxy.roundTrips() > 0); // it asks
     expect([await hasBegun(lock), held.held, await owner()]).toEqual([false, true, held.token]);
     await held.release();
     await (await lock).release();
@@ -139,10 +154,9 @@ describe('a lock that another process hands over', () => {
   it('is not begun with while the waiter asks: the answer comes first', async () => {
     const held = await other.locks.acquire('given');
     const { lock, token } = await queueUp();
-    const [channel = ''] = (await one.redis.pubsub('CHANNELS', `${one.prefix}:wake:*`)) as string[];
     proxy.holdRequestsWith(SCRIPTS);
     proxy.reset();
-    await one.redis.publish(channel, token);
+    await one.redis.publish(channelOf(one.prefix, token), messageTo(token, keyOf('')));
     await eventually(() => proxy.roundTrips() > 0); // it asks
     await held.release();
     expect(await hasBegun(lock)).toBe(false);

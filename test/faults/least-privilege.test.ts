@@ -66,6 +66,11 @@ describe('a user of Redis with the rights that the README names', () => {
     for await (const state of other.locks.list()) expect(state.waiters).toBe(0);
     expect(await other.locks.forceRelease('d')).toBe(true);
     await taken.release();
+    // So many clients have committed under it that the oldest commits are forgotten.
+    const commits = Array.from({ length: 300 }, (_, i) => [`c:client${i}:0`, `${i + 1}=client${i}:1:300#1`]);
+    await admin.hset('lock:fence:{many}', 'last', 1, 'since', 1, ...commits.flat());
+    await admin.pexpire('lock:fence:{many}', 60_000);
+    await (await one.locks.acquire('many')).release();
     const lost = one.locks.withLock('e', { retries: 0 }, async ({ multi }) => {
       multi.incr('data:n');
       await admin.del('lock:{e}');

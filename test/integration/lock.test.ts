@@ -39,7 +39,7 @@ describe('a lock', () => {
     expect(lock.signal.aborted).toBe(false);
   });
 
-  it('is refused to everybody else at once, with the time its holder has left', async () => {
+  it('is refused to everybody else at once, with a time after which to try again', async () => {
     await using _lock = await one.locks.acquire('busy');
     expect(await other.locks.tryAcquire('busy')).toBeNull();
     expect(await one.locks.tryAcquire('busy')).toBeNull();
@@ -47,7 +47,7 @@ describe('a lock', () => {
     expect(refusal).toBeInstanceOf(LockNotAcquiredError);
     expect(refusal).toMatchObject({ code: 'LOCK_NOT_ACQUIRED', reason: 'busy', resources: ['busy'] });
     expect((refusal as LockNotAcquiredError).getStatus()).toBe(423);
-    expect((refusal as LockNotAcquiredError).retryAfter).toBeGreaterThan(1_000);
+    expect((refusal as LockNotAcquiredError).retryAfter).toBeGreaterThan(0);
     expect((refusal as LockNotAcquiredError).retryAfter).toBeLessThanOrEqual(2_000);
   });
 

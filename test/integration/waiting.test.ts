@@ -6,6 +6,7 @@ import { startCountingProxy } from '../support/counting-proxy.js';
 import { eventually } from '../support/eventually.js';
 import { closeAll, startLocks } from '../support/lock-application.js';
 import type { LockApplication } from '../support/lock-application.js';
+import { channelOf, messageTo } from '../support/wake-ups.js';
 import { sharedRedisUrl } from '../support/redis/test-redis.js';
 
 describe('waiting for a lock', () => {
@@ -343,7 +344,7 @@ describe('waiting for a lock', () => {
     // It asks again, and the answer does not come; the hand-over comes on another connection.
     const [token = ''] = await one.redis.zrange(`${one.prefix}:queue:{again}`, 0, '0');
     proxy.holdReplies(ACQUIRE.sha);
-    await one.redis.publish(`${one.prefix}:wake:${token.split(':')[0]}`, token);
+    await one.redis.publish(channelOf(one.prefix, token), messageTo(token, `${one.prefix}:{again}`));
     proxy.reset();
     await eventually(() => proxy.roundTrips() > 0);
     finish();
@@ -375,7 +376,7 @@ describe('waiting for a lock', () => {
     proxy.holdReplies(one.key('late'));
     finish();
     await eventually(async () => (await owner('late')) === token);
-    await one.redis.publish(`${one.prefix}:wake:${token.split(':')[0]}`, token);
+    await one.redis.publish(channelOf(one.prefix, token), messageTo(token, `${one.prefix}:{late}`));
     const mine = await waiting;
     proxy.passReplies();
     await holder;
