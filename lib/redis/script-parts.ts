@@ -237,7 +237,6 @@ export const HAND_OVER = `
     local ttl = tonumber(string.match(token, '^[^:%s]+:s?%d+%.?[^:%s]*:(%d+)$'))
     return ttl and ttl > 0 and ttl <= ${LONGEST_TTL}
   end
-  local function first(queue) return call('ZRANGE', queue, 0, 0)[1] end
   local function nextWaiter(queue, gone)
     while budget > 0 do
       local tokens, dead = call('ZRANGE', queue, 0, ${LOOK - 1}), {}

@@ -22,13 +22,13 @@ export const MUTATIONS: Readonly<Record<string, Mutation>> = {
   'unfair-queue': {
     what: 'whoever came last is served first',
     file: 'script-parts.js',
-    find: "return call('ZRANGE', queue, 0, 0)[1]",
-    replace: "return call('ZRANGE', queue, -1, -1)[1]",
+    find: "call('ZRANGE', queue, 0, ${LOOK - 1})",
+    replace: "call('ZREVRANGE', queue, 0, ${LOOK - 1})",
   },
   'no-renewal': {
     what: 'leases are believed to be renewed, and are not',
     file: 'lock-scripts.js',
-    find: "renewed = redis.pcall('PEXPIRE', owner, ttl)",
+    find: 'renewed = pcall(lengthen, owner, ttl) and 1 or -1',
     replace: 'renewed = 1',
   },
   'repeated-fencing-tokens': {
