@@ -2,7 +2,7 @@ import { connect, createServer } from 'node:net';
 import type { AddressInfo, Socket } from 'node:net';
 
 /** A TCP proxy in front of a Redis that counts round trips and can keep replies back. */
-export interface CountingProxy {
+export interface CountingProxy extends AsyncDisposable {
   readonly url: string;
   /** How often a client sent something after it had heard from the server, over all connections. */
   roundTrips(): number;
@@ -77,6 +77,10 @@ export async function startCountingProxy(target: string): Promise<CountingProxy>
     });
   });
   await new Promise<void>((resolve) => server.listen(0, '127.0.0.1', resolve));
+  const close = async () => {
+    for (const socket of sockets) socket.destroy();
+    await new Promise((resolve) => server.close(resolve));
+  };
   return {
     url: `redis://127.0.0.1:${(server.address() as AddressInfo).port}`,
     roundTrips: () => roundTrips,
@@ -99,9 +103,7 @@ export async function startCountingProxy(target: string): Promise<CountingProxy>
       heldRequests = [];
     },
     clients: () => clients.size,
-    async close() {
-      for (const socket of sockets) socket.destroy();
-      await new Promise((resolve) => server.close(resolve));
-    },
+    close,
+    [Symbol.asyncDispose]: close,
   };
 }

@@ -9,7 +9,7 @@ import { eventually } from './eventually.js';
 import { sharedRedisUrl } from './redis/test-redis.js';
 
 /** A small application with locks, on keys of its own, and a client to look at what is in Redis. */
-export interface LockApplication {
+export interface LockApplication extends AsyncDisposable {
   readonly app: INestApplicationContext;
   readonly locks: LockService;
   readonly context: LockContext;
@@ -38,6 +38,14 @@ export async function startLocks(
   })(TestModule);
   const app = await NestFactory.createApplicationContext(TestModule, { logger: false, abortOnError: false });
   const redis = new Redis(url);
+  const close = async () => {
+    await app.close();
+    try {
+      await assertNothingLeft(redis, prefix);
+    } finally {
+      redis.disconnect();
+    }
+  };
   return {
     app,
     locks: app.get(LockService),
@@ -45,14 +53,8 @@ export async function startLocks(
     redis,
     prefix,
     key: (name) => `${prefix}:data:${name}`,
-    async close() {
-      await app.close();
-      try {
-        await assertNothingLeft(redis, prefix);
-      } finally {
-        redis.disconnect();
-      }
-    },
+    close,
+    [Symbol.asyncDispose]: close,
   };
 }
 
