@@ -18,7 +18,10 @@ export interface LockApplication extends AsyncDisposable {
   readonly prefix: string;
   /** A data key that is deleted in the end. */
   key(name: string): string;
-  /** Closes it, and fails when it left a lock, a waiter or a key without an end. */
+  /**
+   * Closes it, and fails when it left a lock, a waiter or a key without an end. `await using` does the same, but looks at nothing
+   * where the keys are those of another application, which is still open then.
+   */
   close(): Promise<void>;
 }
 
@@ -54,7 +57,11 @@ export async function startLocks(
     prefix,
     key: (name) => `${prefix}:data:${name}`,
     close,
-    [Symbol.asyncDispose]: close,
+    async [Symbol.asyncDispose]() {
+      if (moduleOptions.keyPrefix === undefined) return close();
+      await app.close();
+      redis.disconnect();
+    },
   };
 }
 
