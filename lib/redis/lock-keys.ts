@@ -20,13 +20,16 @@ export class ResourceKeys {
   /** `lock:barrier:{R}`: never exists. */
   readonly barrier: string;
 
-  /** @param slot if there is one, that is the hash tag: `lock:{slot}:R` */
+  /**
+   * @param slot if there is one, that is the hash tag: `lock:{slot}:R`
+   * @param name what the keys call the resource
+   */
   constructor(
     prefix: string,
     readonly resource: string,
-    slot?: string,
+    readonly slot?: string,
+    name = shorten(resource),
   ) {
-    const name = shorten(resource);
     const tagged = slot === undefined ? `{${name}}` : `{${slot}}:${name}`;
     this.tag = slot ?? name;
     this.owner = `${prefix}:${tagged}`;
@@ -48,6 +51,8 @@ export interface Claim {
 
 const MAX_RESOURCE_BYTES = 512;
 const READABLE_BYTES = 480;
+/** '~' and a SHA-256 in base64url. */
+const HASH_BYTES = 44;
 
 /**
  * The resources of a call, sorted and without repetition: everybody takes them in the same order.
@@ -86,6 +91,13 @@ export function triples(keys: readonly ResourceKeys[]): string[] {
   const names: string[] = [];
   for (const { owner, queue, fence } of keys) names.push(owner, queue, fence);
   return names;
+}
+
+/** The name that keys have for a resource which an operator may have read from them: that is kept as it is. */
+export function nameInKeys(resource: string): string {
+  const bytes = Buffer.byteLength(resource);
+  const isShortened = bytes > MAX_RESOURCE_BYTES && bytes <= READABLE_BYTES + HASH_BYTES;
+  return isShortened && /~[\w-]{43}$/.test(resource) ? resource : shorten(resource);
 }
 
 /**
