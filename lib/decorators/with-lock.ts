@@ -1,9 +1,9 @@
 import 'reflect-metadata';
 import { compileKey } from '../execution/lock-key.js';
-import { checkLockOptions } from '../execution/lock-options.js';
+import { DECORATOR_OPTIONS, checkLockOptions } from '../execution/lock-options.js';
 import type { LockKey } from '../execution/lock-key.js';
 import { assertLockable, returnsObservable } from '../execution/lockable-method.js';
-import { parameterIndex } from '../execution/method-parameters.js';
+import { parameterAt, parameterIndex } from '../execution/method-parameters.js';
 import { observeLocked, runLocked } from '../execution/run-locked.js';
 import type { LockedCall } from '../execution/run-locked.js';
 import type { LockService } from '../lock/lock.service.js';
@@ -21,7 +21,8 @@ import type {
  * {@link LockContext.multi} only while the lock is held.
  *
  * @param key `'order:<id>'` takes the argument of the parameter `id`, `<dto.customer.id>` a value inside of one,
- * `<0>` the first argument; several templates lock all or none. Or a function of the arguments.
+ * `<0>` the first argument; several templates lock all or none. Or a function of the arguments. A name of one or two
+ * letters has to be given by `@LockParam` or a decorator of Nest: in the source a minifier may have put it elsewhere.
  * @throws LockConfigurationError, when the class is defined, for a placeholder that binds to nothing or an option
  * that is wrong. A call rejects as {@link LockService.withLock} does, with a LockKeyError when a value is missing, and
  * with a LockConfigurationError when the instance has no LockService: it never runs unlocked.
@@ -38,11 +39,16 @@ export function WithLock<
   ) => {
     const described = `@WithLock on ${nameOf(target)}.${String(propertyKey)}`;
     const original = assertLockable(descriptor?.value, target, propertyKey, described);
-    const { instance, onBusy = 'throw', returns, ...lockOptions } = checkLockOptions(options, described);
-    const keyOfCall = compileKey(
-      key as LockKey,
-      described,
-      (name, position) => position ?? parameterIndex(name, target, propertyKey, original),
+    const {
+      instance,
+      onBusy = 'throw',
+      returns,
+      ...lockOptions
+    } = checkLockOptions(options, described, DECORATOR_OPTIONS);
+    const keyOfCall = compileKey(key as LockKey, described, (name, position) =>
+      position === undefined
+        ? parameterIndex(name, target, propertyKey, original)
+        : parameterAt(position, target, propertyKey, original),
     );
     const service = declareService(target, instance);
     const isObservable = returns
