@@ -1,7 +1,7 @@
 export { InjectLockService, getLockServiceToken } from './decorators/inject-lock-service.js';
 export { LockParam } from './decorators/lock-param.js';
 export { WithLock } from './decorators/with-lock.js';
-export type { WithLockDecoratorOptions } from './decorators/with-lock.js';
+export type { WithLockDecoratorOptions } from './decorators/with-lock-types.js';
 export { LockExceptionFilter } from './errors/lock-exception.filter.js';
 export * from './errors/lock.errors.js';
 export { LockInterceptor } from './execution/lock.interceptor.js';
@@ -11,7 +11,7 @@ export { LockService } from './lock/lock.service.js';
 export { Lock } from './lock/lock.js';
 export type { LockState } from './redis/lock-replies.js';
 export { RedisLockModule } from './redis-lock.module.js';
-export type { RedisLockModuleExtras } from './redis-lock.module-definition.js';
+export type { RedisLockModuleAsyncOptions, RedisLockModuleExtras } from './redis-lock.module-definition.js';
 export type {
   AcquireOptions,
   ClusterConnection,

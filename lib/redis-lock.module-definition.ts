@@ -20,3 +20,6 @@ export const { ConfigurableModuleClass, OPTIONS_TYPE, ASYNC_OPTIONS_TYPE } =
       global: isGlobal ?? true,
     }))
     .build();
+
+/** What `forRootAsync` takes: useFactory (with inject), useClass or useExisting, imports, and what decides about the module. */
+export type RedisLockModuleAsyncOptions = typeof ASYNC_OPTIONS_TYPE;

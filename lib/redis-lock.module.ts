@@ -43,7 +43,19 @@ const NAME: unique symbol = Symbol('RedisLockModuleName');
  * Locks over one Redis: `RedisLockModule.forRoot({ connection: 'redis://..' })` in the root module, then
  * `@WithLock(..)` or LockService anywhere.
  */
-@Module({})
+@Module({
+  // What forRoot and forRootAsync put in its place. Without them, this is what the boot fails by.
+  providers: [
+    {
+      provide: RESOLVED_OPTIONS,
+      useFactory: () => {
+        throw new LockConfigurationError(
+          'RedisLockModule is imported as it is, and has no options: import RedisLockModule.forRoot(..) or forRootAsync(..)',
+        );
+      },
+    },
+  ],
+})
 export class RedisLockModule extends ConfigurableModuleClass implements OnModuleInit {
   readonly #bindInstances: () => void;
 

@@ -91,7 +91,10 @@ const DEFAULTS: ResolvedModuleOptions = {
 /** A check answers with what the value has to be, or with nothing when it is. */
 type Check = (value: unknown) => string | undefined;
 
-/** ms */
+/** By the name of the option. */
+export type Checks = Readonly<Record<string, Check>>;
+
+/** ms. */
 export const LONGEST_TTL = 365 * 24 * 3_600_000;
 
 function number(needs: string, holds: (value: number) => boolean): Check {
@@ -164,13 +167,25 @@ export function checkAcquireOptions(options: AcquireOptions | undefined, of = 'a
   if (options !== undefined) check(of, ACQUIRE_CHECKS, options);
 }
 
+/**
+ * @param also options there are besides
+ * @throws LockConfigurationError naming the option.
+ */
+export function checkWithLockOptions(
+  options: WithLockOptions | undefined,
+  of = 'withLock',
+  also?: Checks,
+): void {
+  if (options !== undefined) check(of, also ? { ...WITH_LOCK_CHECKS, ...also } : WITH_LOCK_CHECKS, options);
+}
+
 /** @throws LockConfigurationError naming the option. */
-export function checkWithLockOptions(options: WithLockOptions | undefined, of = 'withLock'): void {
-  if (options !== undefined) check(of, WITH_LOCK_CHECKS, options);
+export function checkSlotOption(options: Pick<AcquireOptions, 'slot'>, of: string): void {
+  check(of, { slot: ACQUIRE_CHECKS.slot }, options);
 }
 
 /** An option left `undefined` counts as not given; a name nobody knows is most likely a misspelt one. */
-function check(of: string, checks: Readonly<Record<string, Check>>, options: object): void {
+function check(of: string, checks: Checks, options: object): void {
   if (typeof options !== 'object' || options === null) {
     throw new LockConfigurationError(`The options of ${of} must be an object; got ${show(options)}`);
   }

@@ -1,68 +1,54 @@
 import 'reflect-metadata';
-import type { Observable } from 'rxjs';
 import { compileKey } from '../execution/lock-key.js';
-import { checkLockOptions } from '../execution/lock-options.js';
+import { DECORATOR_OPTIONS, checkLockOptions } from '../execution/lock-options.js';
 import type { LockKey } from '../execution/lock-key.js';
 import { assertLockable, returnsObservable } from '../execution/lockable-method.js';
-import { parameterIndex } from '../execution/method-parameters.js';
+import { parameterAt, parameterIndex } from '../execution/method-parameters.js';
 import { observeLocked, runLocked } from '../execution/run-locked.js';
 import type { LockedCall } from '../execution/run-locked.js';
 import type { LockService } from '../lock/lock.service.js';
-import type { Resource, WithLockOptions } from '../redis-lock.options.js';
 import { declareService } from '../execution/instance-binding.js';
-
-export interface WithLockDecoratorOptions<Args extends readonly never[] = never[]> extends WithLockOptions {
-  /**
-   * What happens when the lock is not to be had: 'throw' the LockNotAcquiredError, 'skip' the call, which then yields
-   * undefined (nothing at all, for an Observable), or call a function with the arguments. Default: 'throw'.
-   */
-  onBusy?: 'throw' | 'skip' | ((...args: Args) => unknown);
-  /** Name of the RedisLockModule instance whose locks to use. Default: the one without a name. */
-  instance?: string;
-  /** What the method returns, where neither its emitted type nor `@Sse` tells. Default: 'promise'. */
-  returns?: 'promise' | 'observable';
-}
-
-/** A method that can be locked: it takes its time anyway. */
-type LockableMethod = (...args: never[]) => Promise<unknown> | Observable<unknown>;
-
-/** Refuses a key function whose parameters the method's arguments do not fit. */
-type KeyFits<Key, Method> = Key extends (...args: never[]) => unknown
-  ? Method extends (...args: infer Args) => unknown
-    ? Key extends (...args: Args) => Resource
-      ? unknown
-      : { 'the key function does not accept the arguments of the method': never }
-    : unknown
-  : unknown;
-
-type LockDecorator<Key> = <Method extends LockableMethod>(
-  target: object & { prototype?: never }, // a static method has a class here
-  propertyKey: string | symbol,
-  descriptor: TypedPropertyDescriptor<Method> & KeyFits<Key, Method>,
-) => void;
+import type {
+  LockDecorator,
+  LockKeyOf,
+  LockableMethod,
+  OnBusyOf,
+  WithLockDecoratorOptions,
+} from './with-lock-types.js';
 
 /**
  * Runs the method under a lock, in one of all processes at a time, and commits what it queued on
  * {@link LockContext.multi} only while the lock is held.
  *
  * @param key `'order:<id>'` takes the argument of the parameter `id`, `<dto.customer.id>` a value inside of one,
- * `<0>` the first argument; several templates lock all or none. Or a function of the arguments.
+ * `<0>` the first argument; several templates lock all or none. Or a function of the arguments. A name of one or two
+ * letters has to be given by `@LockParam` or a decorator of Nest: in the source a minifier may have put it elsewhere.
  * @throws LockConfigurationError, when the class is defined, for a placeholder that binds to nothing or an option
  * that is wrong. A call rejects as {@link LockService.withLock} does, with a LockKeyError when a value is missing, and
  * with a LockConfigurationError when the instance has no LockService: it never runs unlocked.
  */
-export function WithLock<const Key extends LockKey>(
-  key: Key,
-  options: WithLockDecoratorOptions = {},
-): LockDecorator<Key> {
-  return (target, propertyKey, descriptor) => {
+export function WithLock<
+  Method extends LockableMethod,
+  const Key extends LockKeyOf<Method>,
+  const OnBusy extends OnBusyOf<Method>,
+>(key: Key, options: WithLockDecoratorOptions<OnBusy> = {}): LockDecorator<Method, Key, OnBusy> {
+  return ((
+    target: object,
+    propertyKey: string | symbol,
+    descriptor: TypedPropertyDescriptor<LockableMethod>,
+  ) => {
     const described = `@WithLock on ${nameOf(target)}.${String(propertyKey)}`;
     const original = assertLockable(descriptor?.value, target, propertyKey, described);
-    const { instance, onBusy = 'throw', returns, ...lockOptions } = checkLockOptions(options, described);
-    const keyOfCall = compileKey(
-      key,
-      described,
-      (name, position) => position ?? parameterIndex(name, target, propertyKey, original),
+    const {
+      instance,
+      onBusy = 'throw',
+      returns,
+      ...lockOptions
+    } = checkLockOptions(options, described, DECORATOR_OPTIONS);
+    const keyOfCall = compileKey(key as LockKey, described, (name, position) =>
+      position === undefined
+        ? parameterIndex(name, target, propertyKey, original)
+        : parameterAt(position, target, propertyKey, original),
     );
     const service = declareService(target, instance);
     const isObservable = returns
@@ -82,8 +68,8 @@ export function WithLock<const Key extends LockKey>(
       });
     };
     disguise(locked, original);
-    descriptor.value = locked as unknown as NonNullable<typeof descriptor.value>;
-  };
+    descriptor.value = locked as LockableMethod;
+  }) as LockDecorator<Method, Key, OnBusy>;
 }
 
 function nameOf(target: object): string {

@@ -14,7 +14,8 @@ type Services = ReadonlyMap<string | undefined, symbol>;
 
 /**
  * Has Nest inject the lock service into the instances of a class, whatever their scope. Nest shows the property's name
- * when there is none to inject: it has to read as a hint.
+ * when there is none to inject: it has to read as a hint. A second copy of this package has a LockService of its own, which
+ * RedisLockModule of the first one does not provide.
  *
  * @returns the property
  */
@@ -23,7 +24,10 @@ export function declareService(prototype: object, name: string | undefined): sym
   const known = declared.get(name);
   if (known !== undefined) return known;
   const named = name === undefined ? '' : ` with the name ${name}`;
-  const property = Symbol(`LockService, is RedisLockModule${named} imported?`);
+  const property = Symbol(
+    `LockService, is RedisLockModule${named} imported? ` +
+      "If it is, there are two copies of this package: 'npm ls nestjs-redis-lock' shows them",
+  );
   Inject(getLockServiceToken(name))(prototype, property);
   Reflect.defineMetadata(SERVICES, new Map([...declared, [name, property]]), prototype.constructor);
   return property;

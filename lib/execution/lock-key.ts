@@ -15,7 +15,7 @@ interface Placeholder {
   readonly path: readonly string[];
 }
 
-/** Finds a parameter by the name, or position, a placeholder has for it, or says why there is none. */
+/** Finds a parameter by the name, or position, a placeholder has for it, or says why there is none, and what to do. */
 export type ParameterOf = (name: string, position: number | undefined) => number | string;
 
 /** Where the method is, for messages. */
@@ -91,10 +91,7 @@ function bind(text: string, template: string, method: Described, parameters: Par
   const position = /^\d+$/.test(name) ? Number(name) : undefined;
   const index = parameters(name, position);
   if (typeof index === 'string') {
-    throw new LockConfigurationError(
-      `${method}: placeholder <${text}> of "${template}" ${index}; ` +
-        `name the parameter by @LockParam('${name}'), or write <0> for the first one`,
-    );
+    throw new LockConfigurationError(`${method}: placeholder <${text}> of "${template}" ${index}`);
   }
   return { text, index, path };
 }

@@ -1,37 +1,32 @@
-import { LockConfigurationError } from '../errors/lock.errors.js';
 import { checkWithLockOptions } from '../redis-lock.options.js';
-import type { WithLockOptions } from '../redis-lock.options.js';
+import type { Checks, WithLockOptions } from '../redis-lock.options.js';
 
-interface DeclaredOptions extends WithLockOptions {
-  instance?: string;
-  onBusy?: unknown;
-  returns?: unknown;
-}
+/** What an interceptor can be given besides the options of withLock. */
+export const INTERCEPTOR_OPTIONS = {
+  onBusy: (value) =>
+    value === 'throw' || value === 'skip' || typeof value === 'function'
+      ? undefined
+      : "'throw', 'skip' or a function",
+  instance: (value) => (typeof value === 'string' && value !== '' ? undefined : 'a string, not empty'),
+} as const satisfies Checks;
+
+/** The same for the decorator. */
+export const DECORATOR_OPTIONS = {
+  ...INTERCEPTOR_OPTIONS,
+  returns: (value) =>
+    value === 'promise' || value === 'observable' ? undefined : "'promise' or 'observable'",
+} as const satisfies Checks;
 
 /**
  * Options of a decorator or an interceptor, checked when it is declared.
  *
  * @throws LockConfigurationError naming the option
  */
-export function checkLockOptions<Options extends DeclaredOptions>(
+export function checkLockOptions<Options extends WithLockOptions>(
   options: Options,
   described: string,
+  own: Checks,
 ): Options {
-  if (typeof options !== 'object' || options === null) {
-    throw new LockConfigurationError(`${described}: the options must be an object; got ${String(options)}`);
-  }
-  const { instance, onBusy, returns, ...lockOptions } = options;
-  checkWithLockOptions(lockOptions, described);
-  const wrong = (name: string, needs: string) =>
-    new LockConfigurationError(`Option "${name}" of ${described} must be ${needs}`);
-  if (instance !== undefined && (typeof instance !== 'string' || instance === '')) {
-    throw wrong('instance', 'a string, not empty');
-  }
-  if (onBusy !== undefined && onBusy !== 'throw' && onBusy !== 'skip' && typeof onBusy !== 'function') {
-    throw wrong('onBusy', "'throw', 'skip' or a function");
-  }
-  if (returns !== undefined && returns !== 'promise' && returns !== 'observable') {
-    throw wrong('returns', "'promise' or 'observable'");
-  }
+  checkWithLockOptions(options, described, own);
   return options;
 }

@@ -8,7 +8,7 @@ import { LockService } from '../lock/lock.service.js';
 import type { Resource, WithLockOptions } from '../redis-lock.options.js';
 import { compileKey } from './lock-key.js';
 import type { KeyOfCall, LockKey } from './lock-key.js';
-import { checkLockOptions } from './lock-options.js';
+import { INTERCEPTOR_OPTIONS, checkLockOptions } from './lock-options.js';
 import { observeLocked } from './run-locked.js';
 import type { OnBusy } from './run-locked.js';
 
@@ -44,10 +44,15 @@ export function LockInterceptor(
   options: LockInterceptorOptions = {},
 ): Type<NestInterceptor> {
   const described = `LockInterceptor(${typeof key === 'function' ? 'function' : JSON.stringify(key)})`;
-  const { instance, onBusy = 'throw', ...lockOptions } = checkLockOptions(options, described);
+  const {
+    instance,
+    onBusy = 'throw',
+    ...lockOptions
+  } = checkLockOptions(options, described, INTERCEPTOR_OPTIONS);
   const keyOfRequest = compileKey(key as LockKey, described, (name) => {
     const index = (SOURCES as readonly string[]).indexOf(name);
-    return index === -1 ? `names none of ${SOURCES.join(', ')}` : index;
+    if (index !== -1) return index;
+    return `names no part of a request; there are ${SOURCES.map((source) => `<${source}.x>`).join(', ')}`;
   });
 
   @Injectable()
@@ -89,7 +94,10 @@ function resourcesOf(context: ExecutionContext, byFunction: boolean, keyOfReques
   } catch (error) {
     if (!(error instanceof LockKeyError) || context.getType<string>() === 'rpc' || context.getType() === 'ws')
       throw error;
-    throw new BadRequestException(error.message, { cause: error });
+    // The template is not the client's business; `cause` has it, for filters and logs.
+    const { code } = error;
+    const message = 'A value that the request has to name is missing, or is not usable';
+    throw new BadRequestException({ statusCode: 400, error: 'Bad Request', message, code }, { cause: error });
   }
 }
 

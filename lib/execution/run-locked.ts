@@ -121,8 +121,8 @@ async function acquireAndRun(
 ): Promise<unknown> {
   if (service === undefined) {
     throw new LockConfigurationError(
-      `${method}: this instance has no LockService. Nest injects it into what it makes itself; ` +
-        'an instance made by hand needs `locks.withLock(..)`',
+      `${method}: this instance has no LockService, which Nest injects into what it makes of a class. ` +
+        'Provide the class itself, or inject LockService and call `locks.withLock(..)`',
     );
   }
   const wanted = resources();

@@ -6,7 +6,7 @@ import type {
   OnModuleInit,
 } from '@nestjs/common';
 import { LockConfigurationError, LockNotAcquiredError } from '../errors/lock.errors.js';
-import { checkAcquireOptions, checkWithLockOptions } from '../redis-lock.options.js';
+import { checkAcquireOptions, checkSlotOption, checkWithLockOptions } from '../redis-lock.options.js';
 import type {
   AcquireOptions,
   ResolvedModuleOptions,
@@ -15,7 +15,7 @@ import type {
 } from '../redis-lock.options.js';
 import { Connections } from '../redis/connections.js';
 import { within } from '../redis/deadline.js';
-import { normaliseResources, ResourceKeys } from '../redis/lock-keys.js';
+import { nameInKeys, normaliseResources, ResourceKeys } from '../redis/lock-keys.js';
 import { findLocks } from '../redis/lock-search.js';
 import { LockStore } from '../redis/lock-store.js';
 import type { LockState } from '../redis/lock-replies.js';
@@ -199,19 +199,21 @@ export class LockService
   /**
    * What an operator wants to know about a lock.
    *
-   * @param resource locked without a `slot`; those with one are found by {@link list}
-   * @returns null when nobody holds it
+   * @param resource its name; or what {@link list} shows of a long one, for which a name that looks the same is taken
+   * @param options slot: with which it was taken
+   * @returns null when nobody holds it. Where other programs have written into its keys, what can be known.
    * @throws LockUnavailableError, LockConfigurationError
    */
-  async inspect(resource: string): Promise<LockState | null> {
-    return this.#store.inspect(this.#keyOf(resource));
+  async inspect(resource: string, options: { slot?: string | undefined } = {}): Promise<LockState | null> {
+    return this.#store.inspect(this.#keysNamed(resource, options, 'inspect'));
   }
 
   /**
    * All locks that are held, one after the other, in no order. One that is taken or given up meanwhile may be missing.
    * Redis looks at all its keys for this.
    *
-   * @param options match: a pattern for the resource as in Redis' KEYS, `order:*` for example. Default: all.
+   * @param options match: a pattern for the resource as in Redis' KEYS, `order:*` for example; of names over 512 bytes it
+   * sees the first 480. Default: all.
    * @throws LockUnavailableError, LockConfigurationError
    */
   async *list(options: { match?: string } = {}): AsyncGenerator<LockState, void, undefined> {
@@ -235,13 +237,15 @@ export class LockService
 
   /**
    * Takes the lock away from whoever has it; the next in line gets it. For operators: the holder may still be at
-   * work, and hears of it only when it renews or commits.
+   * work, and hears of it only when it renews or commits. What other programs have written into its keys is removed.
    *
+   * @param resource its name, or what {@link list} shows of a long one
+   * @param options slot: with which it was taken
    * @returns whether somebody had it
    * @throws LockUnavailableError, LockConfigurationError
    */
-  async forceRelease(resource: string): Promise<boolean> {
-    return this.#store.forceRelease(this.#keyOf(resource));
+  async forceRelease(resource: string, options: { slot?: string | undefined } = {}): Promise<boolean> {
+    return this.#store.forceRelease(this.#keysNamed(resource, options, 'forceRelease'));
   }
 
   /** Called by Nest. Opens the connections and tries them out. Booting never needs Redis: that may also fail. */
@@ -306,10 +310,10 @@ export class LockService
     return keys;
   }
 
-  #keyOf(resource: string): ResourceKeys {
-    if (typeof resource !== 'string') normaliseResources([resource]); // says what it has to be
-    const [keys] = this.#keysOf(resource, undefined);
-    return keys as ResourceKeys;
+  #keysNamed(resource: string, options: { slot?: string | undefined }, of: string): ResourceKeys {
+    checkSlotOption(options, of);
+    normaliseResources([resource]); // says what it has to be
+    return new ResourceKeys(this.#options.keyPrefix, resource, options.slot, nameInKeys(resource));
   }
 
   /** @throws at once for a wrong resource */

@@ -27,7 +27,7 @@ export class ResourceKeys {
   constructor(
     prefix: string,
     readonly resource: string,
-    slot?: string,
+    readonly slot?: string,
     name = shorten(resource),
   ) {
     const tagged = slot === undefined ? `{${name}}` : `{${slot}}:${name}`;
@@ -60,6 +60,8 @@ export interface Claim {
 
 const MAX_RESOURCE_BYTES = 512;
 const READABLE_BYTES = 480;
+/** '~' and a SHA-256 in base64url. */
+const HASH_BYTES = 44;
 
 /**
  * The resources of a call, sorted and without repetition: everybody takes them in the same order.
@@ -98,6 +100,13 @@ export function triples(keys: readonly ResourceKeys[]): string[] {
   const names: string[] = [];
   for (const { owner, queue, fence } of keys) names.push(owner, queue, fence);
   return names;
+}
+
+/** The name that keys have for a resource which an operator may have read from them: that is kept as it is. */
+export function nameInKeys(resource: string): string {
+  const bytes = Buffer.byteLength(resource);
+  const isShortened = bytes > MAX_RESOURCE_BYTES && bytes <= READABLE_BYTES + HASH_BYTES;
+  return isShortened && /~[\w-]{43}$/.test(resource) ? resource : shorten(resource);
 }
 
 /**

@@ -34,13 +34,17 @@ export type AcquireReply =
 
 /** A lock that is held, as an operator sees it. */
 export interface LockState {
+  /** As its keys have it: one of over 512 bytes is shown by its start and a hash, which `inspect` and `forceRelease` take. */
   readonly resource: string;
-  /** The token of the holder. */
+  /** With which it was taken, if there is one: its keys are `lock:{slot}:resource`. */
+  readonly slot: string | undefined;
+  /** The token of the holder; '' where another program has put something there that is no string. */
   readonly holder: string;
+  /** 0 where Redis does not know it. */
   readonly fencingToken: number;
   /** ms the lease has left without renewal; Infinity if somebody has set the key without an end. */
   readonly ttl: number;
-  /** How many wait for it, of all processes. */
+  /** How many wait for it, of all processes; 0 where the key of the queue is none. */
   readonly waiters: number;
 }
 
@@ -98,13 +102,15 @@ export function decodePassOn(reply: unknown): { readonly isOurs: boolean; readon
   return { isOurs: Number(ours) === 1, run: decodeRun(run) };
 }
 
-export function decodeState(reply: unknown, resource: string): LockState | null {
-  const [holder, ttl, fencingToken, waiters] = reply as unknown[];
+export function decodeState(reply: unknown, { resource, slot }: ResourceKeys): LockState | null {
+  const [holder, ttl, last, waiters] = reply as unknown[];
   if (holder === undefined || holder === null) return null;
+  const fencingToken = Number(last ?? 0);
   return {
     resource,
+    slot,
     holder: String(holder),
-    fencingToken: Number(fencingToken ?? 0),
+    fencingToken: Number.isSafeInteger(fencingToken) && fencingToken > 0 ? fencingToken : 0,
     ttl: Number(ttl) < 0 ? Infinity : Number(ttl),
     waiters: Number(waiters),
   };

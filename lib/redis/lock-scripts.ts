@@ -317,6 +317,9 @@ export const BURN = script(
  * Takes a lock away from whoever has it, for an operator; the next in line gets it. One that is free by now, but waited
  * for, is handed over as well. Everybody is told by a message, also those of the client that has lost it.
  *
+ * What another program has put into its keys, and what would keep it from working, goes: keys of another type, and a fence
+ * whose numbers are none. What stands in the queue without being a token goes with the places that are skipped.
+ *
  * KEYS    owner, queue, fence
  * ARGV    1 token that nobody has
  * Returns {1 if somebody had it, then what handOver adds}
@@ -328,29 +331,43 @@ export const FORCE_RELEASE = script(
   GRANT,
   HAND_OVER,
   `
-  local reply = {0}
-  if call('EXISTS', KEYS[1]) == 1 then
-    reply[1] = 1
-    handOver(1, '', reply)
-  else
-    takeUp(1, '', nil, reply)
+  local owner, queue, fence = KEYS[1], KEYS[2], KEYS[3]
+  local reply = {call('EXISTS', owner)}
+  local function isMisused(...)
+    local read = redis.pcall(...)
+    return type(read) == 'table' and read.err and string.find(read.err, '^WRONGTYPE')
   end
+  if isMisused('GET', owner) then call('DEL', owner) end
+  if isMisused('ZCARD', queue) then call('DEL', queue) end
+  if isMisused('HGET', fence, 'last') then call('DEL', fence) end
+  for _, number in ipairs(call('HMGET', fence, 'last', 'since', 'believed', 'kept')) do
+    if number and not (string.find(number, '^%d+$') and tonumber(number) < 2 ^ 53) then call('DEL', fence) end
+  end
+  if reply[1] == 1 then handOver(1, '', reply) else takeUp(1, '', nil, reply) end
   return reply
 `,
 );
 
 /**
- * What an operator wants to know, for several resources at once.
+ * What an operator wants to know, for several resources at once. What another program has put there, of another type, is
+ * not known.
  *
  * KEYS    owner, queue, fence of each resource
  * ARGV    '' for each resource
- * Returns for each resource {token of its owner or false, ms its lease has left, its last fencing token, waiters}
+ * Returns for each resource {token of its owner, '' where that is no string, or false, ms its lease has left, its last
+ * fencing token or false, waiters}
  */
 export const INSPECT = claimScript(`
   local replies = {}
+  local function read(unknown, ...)
+    local value = redis.pcall(...)
+    if type(value) ~= 'table' or not value.err then return value end
+    if not string.find(value.err, '^WRONGTYPE') then error(value) end
+    return unknown
+  end
   forEachClaim(1, replies, function(i)
     local owner, queue, fence = KEYS[i], KEYS[i + 1], KEYS[i + 2]
-    return {call('GET', owner), call('PTTL', owner), call('HGET', fence, 'last'), call('ZCARD', queue)}
+    return {read('', 'GET', owner), call('PTTL', owner), read(false, 'HGET', fence, 'last'), read(0, 'ZCARD', queue)}
   end)
   return replies
 `);

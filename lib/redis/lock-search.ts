@@ -1,4 +1,4 @@
-import { ResourceKeys } from './lock-keys.js';
+import { nameInKeys, ResourceKeys } from './lock-keys.js';
 import type { Servers } from './servers.js';
 
 /** Keys that Redis looks at in one step. */
@@ -16,24 +16,25 @@ export async function* findLocks(
   match: string,
 ): AsyncGenerator<ResourceKeys[]> {
   const start = `${clientPrefix}${prefix}:`;
+  const name = /[\\*?[\]]/.test(match) ? match : nameInKeys(match);
   const seen = new Set<string>();
   for (const server of await servers.all()) {
     // Without a slot the resource is the hash tag, with one it stands behind it.
-    for (const pattern of [`${literally(start)}{${match}}`, `${literally(start)}{*}:${match}`]) {
+    for (const pattern of [`${literally(start)}{${name}}`, `${literally(start)}{*}:${name}`]) {
       let cursor = '0';
       do {
-        const [next, names] = await server.scan(cursor, pattern, STEP);
+        const [next, found] = await server.scan(cursor, pattern, STEP);
         cursor = next;
-        const found: ResourceKeys[] = [];
-        for (const name of names) {
-          const [, tag = '', resource] = /^\{([^{}]*)\}(?::(.*))?$/s.exec(name.slice(start.length)) ?? [];
-          if (tag === '' || seen.has(name)) continue;
-          seen.add(name);
-          found.push(
-            resource === undefined ? new ResourceKeys(prefix, tag) : new ResourceKeys(prefix, resource, tag),
-          );
+        const locks: ResourceKeys[] = [];
+        for (const key of found) {
+          const [, tag = '', behind] = /^\{([^{}]*)\}(?::([^{}]*))?$/.exec(key.slice(start.length)) ?? [];
+          if (tag === '' || behind === '' || seen.has(key)) continue;
+          seen.add(key);
+          const resource = behind ?? tag;
+          // Its name is the one that the key has: that of a long one is a hash already.
+          locks.push(new ResourceKeys(prefix, resource, behind === undefined ? undefined : tag, resource));
         }
-        if (found.length > 0) yield found;
+        if (locks.length > 0) yield locks;
       } while (cursor !== '0');
     }
   }

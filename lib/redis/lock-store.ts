@@ -260,7 +260,7 @@ export class LockStore {
   async inspect(keys: ResourceKeys): Promise<LockState | null> {
     const { runner } = this.#servers;
     const names = triples([keys]);
-    const decode = (reply: unknown) => decodeState(reply, keys.resource);
+    const decode = (reply: unknown) => decodeState(reply, keys);
     return runner.call({ script: INSPECT, names, argv: [''], keys: [keys], decode }).answer;
   }
 

@@ -200,7 +200,7 @@ export class ScriptRunner implements Runner {
   async scan(cursor: string, pattern: string, count: number): Promise<[next: string, keys: string[]]> {
     const found = (async () => {
       if (this.#client.status !== 'ready') await this.#whenReady(wantedFor(this.#commandTimeout)); // as long as it is waited for below
-      const reply = this.#client.scan(cursor, 'MATCH', pattern, 'COUNT', count, 'TYPE', 'string');
+      const reply = this.#client.scan(cursor, 'MATCH', pattern, 'COUNT', count);
       return this.#untilClosed(reply);
     })();
     return this.bounded(found, []);

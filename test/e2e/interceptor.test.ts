@@ -25,6 +25,7 @@ import {
   LockService,
   RedisLockModule,
 } from '../../lib/index.js';
+import type { LockInterceptorOptions } from '../../lib/index.js';
 import { assertNothingLeft } from '../support/lock-application.js';
 import { sharedRedisUrl } from '../support/redis/test-redis.js';
 
@@ -146,7 +147,14 @@ describe.each(['express', 'fastify'] as const)('LockInterceptor over HTTP on %s'
   });
 
   it('answers 400 for a missing value, and locks before pipes run', async () => {
-    expect((await request('/carts/7', {})).status).toBe(400);
+    const answer = await request('/carts/7', {});
+    expect(answer.status).toBe(400);
+    expect(JSON.parse(answer.text)).toEqual({
+      statusCode: 400,
+      error: 'Bad Request',
+      message: 'A value that the request has to name is missing, or is not usable',
+      code: 'LOCK_KEY_INVALID',
+    }); // and nothing of how we lock
     await using _lock = await app.get(LockService).acquire('cart:no-number:u1:x');
     expect((await request('/carts/no-number', { item: 'x' })).status).toBe(423);
     await _lock.release();
@@ -197,5 +205,15 @@ describe('LockInterceptor', () => {
   it('names a wrong option', () => {
     expect(() => LockInterceptor('x', { ttl: 1 })).toThrow(/"ttl"/);
     expect(() => LockInterceptor('x', null as never)).toThrow(LockConfigurationError);
+    const ofDecorator = { returns: 'promise' } as LockInterceptorOptions;
+    expect(() => LockInterceptor('x', ofDecorator)).toThrow(
+      /"returns".*there are ttl, .*, onBusy, instance$/,
+    );
+  });
+
+  it('says what a template can take from a request, and nothing that only helps with methods', () => {
+    const define = () => LockInterceptor('cart:<param.id>');
+    expect(define).toThrow(/<param\.id>.*there are <params\.x>, <query\.x>, .*<args\.x>$/);
+    expect(define).not.toThrow(/LockParam|<0>/);
   });
 });

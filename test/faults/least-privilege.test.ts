@@ -4,7 +4,7 @@ import { eventually } from '../support/eventually.js';
 import { startLocks } from '../support/lock-application.js';
 import type { LockApplication } from '../support/lock-application.js';
 import type { ProvidedRedis } from '../support/redis/provide-redis.js';
-import { rulesOfReadme } from '../support/rules-of-readme.js';
+import { linesOfReadme, rulesOfReadme } from '../support/rules-of-readme.js';
 import { privateRedis } from '../support/redis/test-redis.js';
 
 /** The oldest Redis that locks are meant for. */
@@ -21,7 +21,8 @@ describe('a user of Redis with the rights that the README names', () => {
   beforeAll(async () => {
     server = await privateRedis();
     admin = new Redis(server.url);
-    await admin.acl('SETUSER', 'locks', 'on', '>secret', ...rulesOfReadme());
+    // As redis-cli does with what is pasted into it: each line is a command.
+    for (const line of linesOfReadme()) await admin.call(...(line.split(' ') as [string, ...string[]]));
     await admin.acl('SETUSER', 'locks', '~data:*', '+get', '+set', '+incr'); // what the application does itself
     const monitor = await admin.monitor();
     monitor.on('monitor', (_time: string, args: string[]) => void seen.push(args));

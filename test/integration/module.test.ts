@@ -107,6 +107,22 @@ describe('RedisLockModule', () => {
     expect(() => RedisLockModule.forRoot({ connection: wrongConnection })).not.toThrow(/secret/);
   });
 
+  it.each([
+    ['alone', []],
+    ['before forRoot', [RedisLockModule.forRoot(given())]],
+  ])('says that its options are missing where it is imported as it is, %s', async (_, more) => {
+    @Injectable()
+    class User {
+      constructor(readonly locks: LockService) {}
+    }
+    const boot = Test.createTestingModule({
+      imports: [RedisLockModule, ...more],
+      providers: [User],
+    }).compile();
+    await expect(boot).rejects.toBeInstanceOf(LockConfigurationError);
+    await expect(boot).rejects.toThrow(/RedisLockModule\.forRoot\(\.\.\)/);
+  });
+
   it('refuses options that are none', () => {
     for (const none of [null, 7, 'redis://localhost']) {
       expect(() => RedisLockModule.forRoot(none as unknown as object)).toThrow(LockConfigurationError);

@@ -87,6 +87,56 @@ describe('an operator', () => {
     }
   });
 
+  it.each([
+    ['of 512 bytes', 'x'.repeat(512)],
+    ['of 513 bytes', 'x'.repeat(513)],
+    ['of 600 bytes, with a sign of two bytes where it is cut', `x${'é'.repeat(300)}`],
+    ['that looks like what is shown of another', `${'x'.repeat(480)}~${'h'.repeat(43)}`],
+  ])('finds a lock with a name %s, and can name it by what it is shown', async (_, name) => {
+    const lock = await one.locks.acquire(name);
+    for (const match of ['*', 'x*', `${name.slice(0, 200)}*`]) {
+      expect(await all(other.locks.list({ match }))).toMatchObject([{ holder: lock.token }]);
+    }
+    const [shown] = await all(other.locks.list());
+    const { resource = '' } = shown ?? {};
+    expect(Buffer.byteLength(resource)).toBeLessThanOrEqual(524);
+    expect(await other.locks.inspect(resource)).toMatchObject({ resource, holder: lock.token });
+    expect(await other.locks.forceRelease(resource)).toBe(true);
+    expect(await all(other.locks.list())).toEqual([]);
+    await lock.release();
+  });
+
+  it('finds a lock by its whole name, however long', async () => {
+    for (const name of ['y'.repeat(512), 'y'.repeat(513)]) {
+      const lock = await one.locks.acquire(name);
+      expect(await all(other.locks.list({ match: name }))).toMatchObject([{ holder: lock.token }]);
+      expect(await other.locks.inspect(name)).toMatchObject({ holder: lock.token });
+      expect(await other.locks.forceRelease(name)).toBe(true);
+      await lock.release();
+    }
+  });
+
+  it('sees the slot of a lock, and names it by that', async () => {
+    const slotted = await one.locks.acquire('item', { slot: 'cart' });
+    expect(await other.locks.inspect('item')).toBeNull();
+    expect(await other.locks.forceRelease('item', { slot: 'other' })).toBe(false);
+    const plain = await one.locks.acquire('item');
+    const states = await all(other.locks.list({ match: 'item' }));
+    expect(states.map(({ slot, holder }) => [slot, holder])).toEqual(
+      expect.arrayContaining([
+        ['cart', slotted.token],
+        [undefined, plain.token],
+      ]),
+    );
+    const state = await other.locks.inspect('item', { slot: 'cart' });
+    expect(state).toMatchObject({ resource: 'item', slot: 'cart', holder: slotted.token });
+    expect(await other.locks.forceRelease('item', { slot: 'cart' })).toBe(true);
+    expect(await other.locks.inspect('item', { slot: 'cart' })).toBeNull();
+    expect(await other.locks.inspect('item')).toMatchObject({ holder: plain.token });
+    await plain.release();
+    await slotted.release();
+  });
+
   it('stops looking when the loop that asked for locks does', async () => {
     const locks = await Promise.all([1, 2, 3].map((i) => one.locks.acquire(`loop:${i}`)));
     let seen = 0;
@@ -132,6 +182,11 @@ describe('an operator', () => {
     for (const name of ['', '{x}', 7 as unknown as string, undefined as unknown as string]) {
       await expect(one.locks.inspect(name)).rejects.toEqual(wrong);
       await expect(one.locks.forceRelease(name)).rejects.toEqual(wrong);
+    }
+    const slots: unknown[] = [{ slot: '' }, { slot: '{x}' }, { match: 'x' }, null];
+    for (const options of slots as object[]) {
+      await expect(one.locks.inspect('x', options)).rejects.toEqual(wrong);
+      await expect(one.locks.forceRelease('x', options)).rejects.toEqual(wrong);
     }
     for (const match of ['', '{x}', 7 as unknown as string]) {
       await expect(all(one.locks.list({ match }))).rejects.toBeInstanceOf(LockConfigurationError);

@@ -2,7 +2,7 @@ import { describe, expect, it } from '@jest/globals';
 import { LockConfigurationError, LockKeyError } from '../../lib/index.js';
 import { compileKey } from '../../lib/execution/lock-key.js';
 import type { LockKey } from '../../lib/execution/lock-key.js';
-import { namesInSource } from '../../lib/execution/method-parameters.js';
+import { readSource } from '../../lib/execution/method-parameters.js';
 
 const resource = (key: LockKey, args: readonly unknown[], names: readonly (string | undefined)[] = []) =>
   compileKey(
@@ -170,10 +170,10 @@ describe('names of parameters', () => {
     ['single', ['a']],
     ['expression', ['a']],
   ])('of %s are %p', (name, names) => {
-    expect(namesInSource(odd[name]!)).toEqual(names);
+    expect(readSource(odd[name]!)?.names).toEqual(names);
   });
 
   it('of a native function are not known', () => {
-    expect(namesInSource(Math.max)).toBeUndefined();
+    expect(readSource(Math.max)).toBeUndefined();
   });
 });
