@@ -1,5 +1,8 @@
 /** Decides whether what workers saw, and what is in Redis, can have come of locks that keep their promises. */
+import { callsOf, isDisturbed } from './calls.js';
+import type { Call } from './calls.js';
 import type { Entry, Event, Fault, History, Ledger } from './history.js';
+import { checkLeases, checkLosses, checkService, checkVisits } from './lease-rules.js';
 
 export interface Violation {
   readonly rule:
@@ -9,7 +12,11 @@ export interface Violation {
     | 'no commit by a loser'
     | 'true outcomes'
     | 'first come, first served'
-    | 'every call ends';
+    | 'every call ends'
+    | 'leases'
+    | 'siblings take turns'
+    | 'nothing is lost without a fault'
+    | 'service comes back';
   readonly resource?: string;
   readonly message: string;
 }
@@ -23,19 +30,6 @@ interface Hold {
   to: number;
 }
 
-interface Call {
-  readonly name: string;
-  readonly asked: number;
-  readonly resources: readonly string[];
-  queued: number | undefined;
-  /** When it was seen to hold for the first time. */
-  held: number | undefined;
-  ended: { readonly at: number; readonly code: string } | undefined;
-}
-
-/** ms after a fault in which places in line may still be lost and taken again. */
-const AFTERMATH = 3_000;
-
 export function check(history: History): Violation[] {
   const calls = callsOf(history.events);
   const holds = holdsOf(history.events);
@@ -45,27 +39,11 @@ export function check(history: History): Violation[] {
     ...checkOutcomes(history),
     ...checkOrder(calls, history.faults),
     ...checkEnds(calls, history),
+    ...checkLeases(calls, history),
+    ...checkVisits(calls),
+    ...checkLosses(calls, history),
+    ...checkService(history),
   ];
-}
-
-function callsOf(events: readonly Event[]): Map<string, Call> {
-  const calls = new Map<string, Call>();
-  for (const event of events) {
-    const call = calls.get(event.call);
-    if (event.what === 'asked') {
-      const { call: name, at: asked, resources } = event;
-      calls.set(name, { name, asked, resources, queued: undefined, held: undefined, ended: undefined });
-    } else if (call === undefined) {
-      throw new Error(`The history has something of a call that was not asked for: ${event.call}`);
-    } else if (event.what === 'queued') {
-      call.queued = event.at;
-    } else if (event.what === 'held') {
-      call.held ??= event.at;
-    } else if (event.what === 'ended') {
-      call.ended = { at: event.at, code: event.code };
-    }
-  }
-  return calls;
 }
 
 /** By resource, in the order in which they began. */
@@ -122,22 +100,24 @@ function checkHolds(resource: string, holds: readonly Hold[], faults: readonly F
 /** Each commit has read what the one before it has written, and none comes after one of a later holder. */
 function checkLedger({ resource, value, entries }: Ledger): Violation[] {
   const violations: Violation[] = [];
-  if (value !== entries.length) {
-    const message = `the value is ${value} after ${entries.length} commits`;
+  const updates = entries.filter(({ read }) => read !== undefined);
+  if (value !== updates.length) {
+    const message = `the value is ${value} after ${updates.length} commits`;
     violations.push({ rule: 'no lost update', resource, message });
   }
   let highest: Entry | undefined;
-  entries.forEach((entry, place) => {
-    if (entry.read !== place) {
-      const message = `${entry.commit} was applied as number ${place + 1}, and had read ${entry.read}`;
-      violations.push({ rule: 'no lost update', resource, message });
-    }
+  updates.forEach(({ commit, read }, place) => {
+    if (read === place) return;
+    const message = `${commit} was applied as number ${place + 1}, and had read ${read}`;
+    violations.push({ rule: 'no lost update', resource, message });
+  });
+  for (const entry of entries) {
     if (highest && entry.fencingToken < highest.fencingToken) {
       const message = `${entry.commit} was applied after ${highest.commit}, which had the lock later`;
       violations.push({ rule: 'no commit by a loser', resource, message });
     }
     if (highest === undefined || entry.fencingToken > highest.fencingToken) highest = entry;
-  });
+  }
   return violations;
 }
 
@@ -177,14 +157,18 @@ function checkOrder(calls: ReadonlyMap<string, Call>, faults: readonly Fault[]):
     if (served) served.push(call);
     else byResource.set(resource, [call]);
   }
-  const isDisturbed = ({ asked, held = asked }: Call) =>
-    faults.some(({ from, to }) => from <= held && to + AFTERMATH >= asked);
+  const disturbed = isDisturbed(faults);
   const violations: Violation[] = [];
   for (const [resource, served] of byResource) {
     // The one that asked last of all those served so far: whoever was in line before that was passed by.
     let latest: Call | undefined;
     for (const call of served.sort((one, other) => (one.held ?? 0) - (other.held ?? 0))) {
-      if (latest && call.queued !== undefined && call.queued < latest.asked && !isDisturbed(call)) {
+      if (
+        latest &&
+        call.queued !== undefined &&
+        call.queued < latest.asked &&
+        !disturbed(call.asked, call.held ?? call.asked)
+      ) {
         const message = `${latest.name} asked at ${latest.asked}, after ${call.name} had been in line, and came first`;
         violations.push({ rule: 'first come, first served', resource, message });
       }

@@ -23,9 +23,26 @@ export type Event =
       /** By resource. */
       readonly fencingTokens: Readonly<Record<string, number>>;
     }
+  /** Work that runs inside of the call, beside others of its kind, had the lock at that time. */
+  | { readonly what: 'inside'; readonly call: string; readonly at: number; readonly visitor: string }
+  /** What Redis has of a lease. */
+  | ({ readonly what: 'lease'; readonly call: string; readonly at: number } & LeaseSeen)
   /** What the caller was told about what it wanted to be committed, under a name of its own. */
   | { readonly what: 'commit'; readonly call: string; readonly commit: string; readonly outcome: Outcome }
-  | { readonly what: 'ended'; readonly call: string; readonly at: number; readonly code: string };
+  | { readonly what: 'ended'; readonly call: string; readonly at: number; readonly code: string }
+  /** The whole process did nothing meanwhile: the machine was busy with something else. */
+  | { readonly what: 'stood still'; readonly from: number; readonly to: number };
+
+/** Until when a lease lasts, as it was said and as it is. */
+export interface LeaseSeen {
+  /** Its holder counts on it, or somebody else has to wait, until then at least. */
+  readonly told: number;
+  /** It is to end by then, at the latest. */
+  readonly limit?: number;
+  /** Redis has it end, or it has ended there, between these two. */
+  readonly least: number;
+  readonly most: number;
+}
 
 export type Outcome = 'applied' | 'not applied' | 'unknown';
 
@@ -50,8 +67,8 @@ export interface Ledger {
 export interface Entry {
   readonly commit: string;
   readonly fencingToken: number;
-  /** The value that the work read before; it committed one more. */
-  readonly read: number;
+  /** The value that the work read before; it committed one more. Without it, the work left the value alone. */
+  readonly read?: number;
 }
 
 export interface History {

@@ -30,7 +30,7 @@ export class Random {
   }
 
   /** One of the names, as often as its weight says. */
-  weighted<Name extends string>(weights: Readonly<Record<Name, number>>): Name {
+  weighted<Name extends string>(weights: Readonly<Partial<Record<Name, number>>>): Name {
     const entries = Object.entries(weights) as [Name, number][];
     let left = this.next() * entries.reduce((sum, [, weight]) => sum + weight, 0);
     for (const [name, weight] of entries) {

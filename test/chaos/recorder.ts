@@ -1,7 +1,7 @@
 import { openSync, writeSync } from 'node:fs';
 import type { Lock } from '../../lib/index.js';
 import { timeNow } from './history.js';
-import type { Event, Outcome } from './history.js';
+import type { Event, LeaseSeen, Outcome } from './history.js';
 
 /** Writes down what happens to the calls of one process, at once: it may be killed at any time. */
 export class Recorder {
@@ -31,6 +31,20 @@ export class Recorder {
     if (!lock.held) return;
     const { token, fencingTokens } = lock;
     this.#write({ what: 'held', call, at, token, fencingTokens: Object.fromEntries(fencingTokens) });
+  }
+
+  /** If the lock is. */
+  inside(call: string, visitor: string, lock: Lock): void {
+    const at = timeNow();
+    if (lock.held) this.#write({ what: 'inside', call, at, visitor });
+  }
+
+  lease(call: string, seen: LeaseSeen): void {
+    this.#write({ what: 'lease', call, at: timeNow(), ...seen });
+  }
+
+  stoodStill(from: number, to: number): void {
+    this.#write({ what: 'stood still', from, to });
   }
 
   commit(call: string, commit: string, outcome: Outcome): void {

@@ -10,9 +10,11 @@ import { Member } from './crew.js';
 import { readEvents, timeNow } from './history.js';
 import type { Entry, Event, Fault, History, Ledger } from './history.js';
 import { rage } from './nemesis.js';
+import type { WorkerOptions } from './worker.js';
 import { Random } from './random.js';
 import type { ChaosRedis } from './chaos-redis.js';
-import { dataKeys } from './workload.js';
+import type { Scene } from './scenes.js';
+import { dataKeys } from './setting.js';
 
 const MEMBERS = 4;
 const LOOPS = 6;
@@ -24,10 +26,17 @@ export interface RoundOptions {
   readonly seed: number;
   readonly number: number;
   readonly ms: number;
-  /** Without it, only the crew is at work. */
-  readonly nemesis: boolean;
+  readonly scene: Scene;
   /** Folder with another build of the library. */
   readonly build?: string | undefined;
+}
+
+/** Where rounds take place, one after the other. */
+export interface Stage {
+  readonly redis: ChaosRedis;
+  /** Lead to the primary: one as fast as can be, one by way of a network. */
+  readonly endpoint: DelayProxy;
+  readonly network: DelayProxy;
 }
 
 export interface RoundResult {
@@ -42,11 +51,11 @@ export interface RoundResult {
 }
 
 export async function playRound(
-  redis: ChaosRedis,
-  network: DelayProxy,
+  { redis, endpoint, network }: Stage,
   options: RoundOptions,
 ): Promise<RoundResult> {
-  const { seed, number, ms, nemesis, build } = options;
+  const { seed, number, ms, scene, build } = options;
+  const { kinds, commandTimeout, loops = LOOPS, latency = 0 } = scene;
   const random = new Random(seed * 1_000 + number);
   const prefix = `chaos-${seed}-${number}`;
   const resources = Array.from({ length: RESOURCES }, (_, i) => `r${i}`);
@@ -56,11 +65,20 @@ export async function playRound(
   let crew: Member[] = [];
   const start = async (place: number) => {
     const name = `m${all.length}`;
-    // Half of them are beyond the network.
-    const url = place % 2 === 0 ? redis.url : network.url;
-    const history = join(folder, name);
-    const shared = { url, prefix, name, history, resources, loops: LOOPS };
-    const member = await Member.start({ ...shared, seed: random.between(0, 2 ** 30) }, build);
+    const isNear = scene.beyond === 'half' && place % 2 === 0;
+    const options: WorkerOptions = {
+      url: isNear ? endpoint.url : network.url,
+      auditUrl: endpoint.url,
+      prefix,
+      name,
+      history: join(folder, name),
+      resources,
+      loops,
+      kinds,
+      seed: random.between(0, 2 ** 30),
+      ...(commandTimeout === undefined ? {} : { commandTimeout }),
+    };
+    const member = await Member.start(options, build);
     all.push(member);
     return member;
   };
@@ -73,15 +91,18 @@ export async function playRound(
         const next = await start(place);
         crew = crew.map((each) => (each === member ? next : each));
       },
-      url: redis.url,
-      restartRedis: () => redis.restart(),
+      redis,
+      async failOver() {
+        await redis.failOver();
+        for (const proxy of [endpoint, network]) proxy.leadTo(redis.url);
+      },
       network,
       resources,
       prefix,
     };
     const until = timeNow() + ms;
-    const faults = nemesis ? await rage(victims, seed, number, until) : [];
-    if (!nemesis) await new Promise((resolve) => setTimeout(resolve, ms));
+    network.delay(latency);
+    const faults = await rage(victims, scene, seed, number, until);
     const endings = await Promise.all(crew.map((member) => member.end()));
     const killed = all.filter(({ isKilled }) => isKilled).map(({ name }) => `${name}.`);
     const history: History = {
@@ -103,6 +124,8 @@ export async function playRound(
     return { ...summary(history), faults, violations, history: isKept ? folder : undefined };
   } finally {
     await Promise.all(all.filter(({ isKilled }) => !isKilled).map((member) => member.end()));
+    network.delay(0);
+    await redis.endReplica();
     if (!isKept) await rm(folder, { recursive: true, force: true });
   }
 }

@@ -1,14 +1,15 @@
 /**
- * `npm run test:chaos [-- --minutes N] [--seed S] [--mutation NAME]`: round after round of workers and faults, each checked
- * as soon as it is over. Ends with 1 when promises were broken. A round that failed is repeated with its seed.
+ * `npm run test:chaos [-- --minutes N] [--seed S] [--only SCENE] [--mutation NAME]`: round after round of workers and faults, each
+ * checked as soon as it is over. Ends with 1 when promises were broken. A round that failed is repeated with its seed.
  */
 import { parseArgs } from 'node:util';
 import { startDelayProxy } from '../support/delay-proxy.js';
 import type { Violation } from './checker.js';
-import { startChaosRedis } from './chaos-redis.js';
+import { ChaosRedis } from './chaos-redis.js';
 import { timeNow } from './history.js';
 import { mutate, MUTATIONS } from './mutations.js';
 import { playRound } from './round.js';
+import { sceneOf } from './scenes.js';
 
 const ROUND = 15_000;
 /** Of those of one round; there may be thousands. */
@@ -16,20 +17,22 @@ const SHOWN = 10;
 
 const { values } = parseArgs({
   options: {
-    minutes: { type: 'string', default: '2' },
+    minutes: { type: 'string', default: '4' },
     seed: { type: 'string', default: String(Date.now() % 1_000_000) },
     round: { type: 'string', default: '0' },
+    only: { type: 'string' },
     mutation: { type: 'string' },
   },
 });
 const minutes = Number(values.minutes);
 const seed = Number(values.seed);
 if (!(minutes > 0) || !Number.isInteger(seed)) throw new Error('--minutes and --seed want numbers');
+sceneOf(0, values.only); // throws when there is none of that name
 
 const mutated = values.mutation === undefined ? undefined : await mutate(values.mutation);
 const until = timeNow() + minutes * 60_000;
-const redis = await startChaosRedis();
-const network = await startDelayProxy(redis.url);
+const redis = await ChaosRedis.start();
+const [endpoint, network] = [await startDelayProxy(redis.url), await startDelayProxy(redis.url)];
 const sum = { calls: 0, commits: 0, longestWait: 0 };
 const faults = new Map<string, number>();
 const violations: Violation[] = [];
@@ -39,20 +42,16 @@ console.log(
 try {
   for (let number = Number(values.round); timeNow() < until; number += 1) {
     const ms = Math.min(ROUND, until - timeNow());
-    const result = await playRound(redis, network, {
-      seed,
-      number,
-      ms,
-      nemesis: true,
-      build: mutated?.folder,
-    });
+    const { name, scene } = sceneOf(number, values.only);
+    const options = { seed, number, ms, scene, build: mutated?.folder };
+    const result = await playRound({ redis, endpoint, network }, options);
     sum.calls += result.calls;
     sum.commits += result.commits;
     sum.longestWait = Math.max(sum.longestWait, result.longestWait);
     for (const { kind } of result.faults) faults.set(kind, (faults.get(kind) ?? 0) + 1);
     violations.push(...result.violations);
     console.log(
-      `round ${number}: ${result.calls} calls, ${result.commits} commits, ${result.faults.length} faults, ` +
+      `round ${number}, ${name}: ${result.calls} calls, ${result.commits} commits, ${result.faults.length} faults, ` +
         `longest wait ${result.longestWait.toFixed(0)} ms, ${result.violations.length} violations`,
     );
     for (const { rule, resource, message } of result.violations.slice(0, SHOWN)) {
@@ -62,6 +61,7 @@ try {
     if (mutated && violations.length > 0) break; // it was found
   }
 } finally {
+  await endpoint.close();
   await network.close();
   await redis.stop();
   await mutated?.remove();

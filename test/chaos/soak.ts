@@ -5,7 +5,7 @@ import { parseArgs } from 'node:util';
 import { Redis } from 'ioredis';
 import { provideRedis } from '../support/redis/provide-redis.js';
 import { Member } from './crew.js';
-import { dataKeys } from './workload.js';
+import { dataKeys } from './setting.js';
 
 const MEMBERS = 3;
 const LOOPS = 8;

@@ -4,9 +4,12 @@ import { Module } from '@nestjs/common';
 import { NestFactory } from '@nestjs/core';
 import { Redis } from 'ioredis';
 import { LockService, RedisLockModule } from '../../lib/index.js';
+import { Auditor } from './auditor.js';
+import { timeNow } from './history.js';
 import { Random } from './random.js';
 import { Recorder } from './recorder.js';
 import { callOnce } from './workload.js';
+import type { Kinds } from './workload.js';
 
 export interface WorkerOptions {
   readonly url: string;
@@ -16,7 +19,18 @@ export interface WorkerOptions {
   readonly resources: readonly string[];
   readonly seed: number;
   readonly loops: number;
+  /** Leads to Redis without delay. Default: the url. */
+  readonly auditUrl?: string;
+  /** What it does, and how often. Default: a bit of everything. */
+  readonly kinds?: Kinds;
+  /** ms. Default: 800. */
+  readonly commandTimeout?: number;
 }
+
+/** ms between two looks at whether this process gets to do anything. */
+const TICK = 20;
+/** ms late that such a look is, when the machine is too busy. */
+const STOOD_STILL = 150;
 
 export type Order =
   | { readonly order: 'stop' }
@@ -31,15 +45,16 @@ export interface Usage {
 }
 
 const options = JSON.parse(process.argv[2] ?? '{}') as WorkerOptions;
-const { url, prefix, resources } = options;
+const { url, auditUrl = url, prefix, resources, kinds, commandTimeout = 800 } = options;
 
 class WorkerModule {}
 Module({
-  imports: [RedisLockModule.forRoot({ connection: url, keyPrefix: prefix, ttl: 1_000, commandTimeout: 800 })],
+  imports: [RedisLockModule.forRoot({ connection: url, keyPrefix: prefix, ttl: 1_000, commandTimeout })],
 })(WorkerModule);
 const app = await NestFactory.createApplicationContext(WorkerModule, { logger: false });
 const redis = new Redis(url, { disconnectTimeout: 0 });
 redis.on('error', () => undefined); // its commands reject as well
+const auditor = new Auditor(auditUrl, prefix);
 
 let stopping = false;
 const wallClock = Date.now;
@@ -67,6 +82,12 @@ process.on('unhandledRejection', (error) => {
 });
 
 const recorder = new Recorder(options.history, options.name);
+let looked = timeNow();
+const watch = setInterval(() => {
+  const now = timeNow();
+  if (now - looked > TICK + STOOD_STILL) recorder.stoodStill(looked, now);
+  looked = now;
+}, TICK);
 const locks = app.get(LockService);
 // Who waits for the first time is in line only when this process listens.
 await locks.withLock(`warm-up:${options.name}`, { wait: 5_000 }, () => undefined);
@@ -74,10 +95,12 @@ process.send?.('ready');
 await Promise.all(
   Array.from({ length: options.loops }, async (_, loop) => {
     const random = new Random(options.seed + loop * 7_919);
-    const setting = { locks, redis, prefix, recorder, random };
-    while (!stopping) await callOnce(setting, resources);
+    const setting = { locks, redis, auditor, prefix, recorder, random };
+    while (!stopping) await callOnce(setting, resources, kinds);
   }),
 );
 await app.close();
+clearInterval(watch);
+auditor.close();
 redis.disconnect();
 process.send?.('done', () => process.disconnect());

@@ -1,12 +1,16 @@
 /** What applications do with locks, at random: everything that the guarantees speak of. */
-import type { Redis } from 'ioredis';
-import { LockError, LockTransactionError } from '../../lib/index.js';
+import { LockError } from '../../lib/index.js';
 import type { AcquireOptions, LockContext, LockService } from '../../lib/index.js';
-import type { Entry, Outcome } from './history.js';
+import type { Entry } from './history.js';
+import { overlappingCommits, siblings } from './inside.js';
 import type { Random } from './random.js';
 import type { Recorder } from './recorder.js';
+import { dataKeys, pause, told } from './setting.js';
+import type { Setting } from './setting.js';
+import { keepFor, stretch } from './stretching.js';
 
-const KINDS = {
+/** Each as often as its number says, beside the others. */
+export const KINDS = {
   update: 50,
   twice: 8,
   watch: 8,
@@ -16,31 +20,32 @@ const KINDS = {
   abort: 4,
   at_once: 4,
   pair: 4,
+  brief: 2,
+  several: 2,
+  stretch: 0.05,
+  min_hold: 0.03,
+  siblings: 2,
+  overlap: 0.01,
 };
+
+export type Kind = keyof typeof KINDS;
+export type Kinds = Readonly<Partial<Record<Kind, number>>>;
 
 /** Longest time that work takes, ms. */
 const LONGEST_WORK = 6;
 const SHORT_TTL = 150;
-
-/** Where the data of a resource are. */
-export function dataKeys(prefix: string, resource: string) {
-  const name = (part: string) => `${prefix}:data:${resource}:${part}`;
-  return { value: name('value'), entries: name('entries'), watched: name('watched') };
-}
-
-export interface Setting {
-  readonly locks: LockService;
-  readonly redis: Redis;
-  readonly prefix: string;
-  readonly recorder: Recorder;
-  readonly random: Random;
-}
+/** ms a lease lasts whose holder waits for a further lock with it. */
+const PATIENT_TTL = 2_000;
 
 /** One call. Never rejects: what it was told is recorded. */
-export async function callOnce(setting: Setting, resources: readonly string[]): Promise<void> {
+export async function callOnce(
+  setting: Setting,
+  resources: readonly string[],
+  kinds: Kinds = KINDS,
+): Promise<void> {
   const { random, recorder, redis, prefix } = setting;
-  const kind = random.weighted(KINDS);
-  const wanted = kind === 'pair' ? resources.slice(0, 2) : [random.pick(resources)];
+  const kind = random.weighted(kinds);
+  const wanted = wantedBy(kind, random, resources);
   if (kind === 'watch' && random.next() < 0.3) {
     await redis.incr(dataKeys(prefix, wanted[0] ?? '').watched).catch(() => undefined); // it matters to nobody
   }
@@ -48,11 +53,22 @@ export async function callOnce(setting: Setting, resources: readonly string[]): 
   try {
     if (kind === 'long') await holdLong(setting, call, wanted);
     else if (kind === 'hold' || kind === 'at_once') await hold(setting, call, wanted, kind === 'at_once');
+    else if (kind === 'stretch') await stretch(setting, call, wanted);
+    else if (kind === 'min_hold') await keepFor(setting, call, wanted);
+    else if (kind === 'siblings') await siblings(setting, call, wanted);
+    else if (kind === 'overlap') await overlappingCommits(setting, call, wanted);
     else await update(setting, call, wanted, kind);
     recorder.ended(call, 'done');
   } catch (error) {
     recorder.ended(call, error instanceof LockError ? error.code : String(error));
   }
+}
+
+function wantedBy(kind: Kind, random: Random, resources: readonly string[]): readonly string[] {
+  if (kind === 'pair') return resources.slice(0, 2);
+  if (kind === 'several') return random.shuffled(resources).slice(0, 2).sort();
+  if (kind === 'brief') return resources.slice(0, 1); // that others of the first two want as well
+  return [random.pick(resources)];
 }
 
 async function hold(
@@ -92,12 +108,14 @@ async function update(
   { locks, random, recorder, prefix }: Setting,
   call: string,
   wanted: readonly string[],
-  kind: keyof typeof KINDS,
+  kind: Kind,
 ): Promise<void> {
   const abort = new AbortController();
   const options: AcquireOptions = {
     wait: kind === 'impatient' ? random.between(1, 100) : Infinity,
     ...(kind === 'abort' ? { signal: abort.signal } : {}),
+    ...(kind === 'brief' ? { ttl: random.between(SHORT_TTL, 2 * SHORT_TTL) } : {}),
+    ...(kind === 'several' ? { ttl: PATIENT_TTL } : {}),
   };
   if (kind === 'abort') setTimeout(() => abort.abort(), random.between(0, 40));
   let runs = 0;
@@ -140,31 +158,4 @@ function noteQueued(locks: LockService, recorder: Recorder, call: string): void 
       () => undefined, // then it is not known
     );
   });
-}
-
-async function told(
-  recorder: Recorder,
-  call: string,
-  commit: string,
-  ended: Promise<unknown>,
-): Promise<void> {
-  try {
-    await ended;
-  } catch (error) {
-    recorder.commit(call, commit, outcomeOf(error));
-    throw error;
-  }
-  recorder.commit(call, commit, 'applied');
-}
-
-/** What a caller may conclude. An error of the work itself means that nothing of it was committed at its end. */
-function outcomeOf(error: unknown): Outcome {
-  if (!(error instanceof LockError)) return 'not applied';
-  if (error.code === 'LOCK_OUTCOME_UNKNOWN') return 'unknown';
-  if (error instanceof LockTransactionError && error.applied !== 'none') return 'unknown';
-  return 'not applied';
-}
-
-function pause(ms: number): Promise<void> {
-  return new Promise((resolve) => (ms === 0 ? setImmediate(resolve) : setTimeout(resolve, ms)));
 }

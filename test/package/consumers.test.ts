@@ -134,7 +134,7 @@ describe('case 10: a project that installs the packed package', () => {
     expect(await node('nest12-esm', 'dist/main.js')).toBe(SAID);
   });
 
-  it.each(['22', '24'])('works on Node %s', async (version) => {
+  it.each(['22', '24', '26'])('works on Node %s', async (version) => {
     const name = `node-${version}`;
     const platform = `node-${process.platform}-${process.arch}`;
     await project(name, [...NEST_12, 'ioredis@6', `${platform}@${version}`], {

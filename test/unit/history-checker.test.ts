@@ -147,4 +147,120 @@ describe('the checker of histories', () => {
     const killed = call('killed.1', { asked: 0, from: 1, to: 5 }, 10).slice(0, -1);
     expect(check(history(killed))).toEqual([]);
   });
+
+  describe('of leases', () => {
+    const seen = (lease: { told: number; limit?: number; least: number; most: number }): Event => ({
+      what: 'lease',
+      call: 'a',
+      at: 3,
+      ...lease,
+    });
+
+    it('finds one that ends in Redis before its holder was told, and not one that lasts longer', () => {
+      expect(rules(history([...first, seen({ told: 900, least: 390, most: 400 })]))).toEqual(['leases']);
+      expect(check(history([...first, seen({ told: 900, least: 895, most: 905 })]))).toEqual([]);
+    });
+
+    it('does not call it shorter where an operator took the lock away, and does after any other fault', () => {
+      const shorter = [...first, seen({ told: 900, least: 390, most: 400 })];
+      const fault = { kind: 'key deleted', from: 1, to: 2 };
+      expect(check(history(shorter, { faults: [{ ...fault, resource: 'r' }] }))).toEqual([]);
+      expect(rules(history(shorter, { faults: [{ ...fault, resource: 'another' }] }))).toEqual(['leases']);
+      expect(rules(history(shorter, { faults: [{ ...fault, kind: 'late requests' }] }))).toEqual(['leases']);
+      const before = { ...fault, from: -9, to: -1, resource: 'r' };
+      expect(rules(history(shorter, { faults: [before] }))).toEqual(['leases']);
+    });
+
+    it('finds one that was shortened and lasts on, unless a fault may have held that up', () => {
+      const lasting = [...first, seen({ told: 100, limit: 103, least: 900, most: 910 })];
+      expect(rules(history(lasting))).toEqual(['leases']);
+      expect(check(history(lasting, { faults: [{ kind: 'late requests', from: 1, to: 2 }] }))).toEqual([]);
+    });
+  });
+
+  describe('of those who run inside of one call', () => {
+    const inside = (visitor: string, at: number, name = 'a'): Event => ({
+      what: 'inside',
+      call: name,
+      at,
+      visitor,
+    });
+
+    it('finds two at a time', () => {
+      const both = [inside('one', 2), inside('other', 3), inside('one', 4), inside('other', 4.5)];
+      expect(rules(history([...first, ...both]))).toEqual(['siblings take turns']);
+    });
+
+    it('finds one that came while the one before the last was still there', () => {
+      const visits = [inside('long', 2), inside('short', 2.1), inside('short', 2.2), inside('late', 3)];
+      const bad = history([...first, ...visits, inside('long', 4), inside('late', 5)]);
+      expect(rules(bad)).toEqual(['siblings take turns', 'siblings take turns']);
+    });
+
+    it('accepts that they take turns, or are inside of different calls', () => {
+      const turns = [inside('one', 2), inside('one', 3), inside('other', 3), inside('other', 4)];
+      expect(check(history([...first, ...turns]))).toEqual([]);
+      const apart = [inside('one', 2), inside('one', 7, 'b'), inside('one', 3), inside('one', 8, 'b')];
+      expect(check(history([...first, ...second, ...apart]))).toEqual([]);
+    });
+  });
+
+  describe('of locks that are lost', () => {
+    const lost = first.map((event) => (event.what === 'ended' ? { ...event, code: 'LOCK_LOST' } : event));
+
+    it('finds one that is lost while nothing is broken', () => {
+      expect(rules(history(lost))).toEqual(['nothing is lost without a fault']);
+      const over = { kind: 'SIGSTOP', from: -9_000, to: -4_000 };
+      expect(rules(history(lost, { faults: [over] }))).toEqual(['nothing is lost without a fault']);
+    });
+
+    it('accepts it soon after a fault, and where the machine let a process stand still', () => {
+      expect(check(history(lost, { faults: [{ kind: 'SIGSTOP', from: -900, to: -400 }] }))).toEqual([]);
+      expect(check(history([...lost, { what: 'stood still', from: 1, to: 400 }]))).toEqual([]);
+    });
+
+    it('does not let a process that stands still excuse anything else', () => {
+      const stood: Event = { what: 'stood still', from: 1, to: 400 };
+      const passedBy = call('a', { asked: 0, queued: 1, from: 10, to: 11 }, 12);
+      const barging = call('b', { asked: 2, from: 6, to: 9 }, 11);
+      expect(rules(history([...passedBy, ...barging, stood]))).toEqual(['first come, first served']);
+    });
+  });
+
+  describe('of a failover', () => {
+    const failover = { kind: 'failover', from: 100, to: 200 };
+    const before = call('p.1', { asked: 0, from: 1, to: 5 }, 10);
+    const soon = call('p.2', { asked: 300, from: 4_000, to: 4_001 }, 11);
+    const late = call('p.3', { asked: 5_100, from: 5_900, to: 5_901 }, 12);
+
+    it('finds a process that gets no lock for too long, although others do', () => {
+      expect(rules(history([...before, ...late], { faults: [failover] }))).toEqual(['service comes back']);
+      const another = call('q.1', { asked: 0, from: 4_000, to: 4_001 }, 11);
+      const bad = history([...before, ...another, ...late], { faults: [failover] });
+      expect(rules(bad)).toEqual(['service comes back']);
+    });
+
+    it('accepts one that has a lock in time, has ended, was started since, or has other faults to bear', () => {
+      const faults = [failover];
+      expect(check(history([...before, ...soon, ...late], { faults }))).toEqual([]);
+      expect(check(history(before, { faults }))).toEqual([]);
+      expect(check(history(late, { faults }))).toEqual([]);
+      const further = { kind: 'SIGSTOP', from: 3_000, to: 3_100 };
+      expect(check(history([...before, ...late], { faults: [failover, further] }))).toEqual([]);
+    });
+  });
+
+  it('counts commits of work that read nothing, and asks of them only that they come before later holders', () => {
+    const alongside = (name: string, fencingToken: number): Entry => ({
+      commit: `${name}/end`,
+      fencingToken,
+    });
+    const events = [...first, ...second, commit('a', 'applied'), commit('b', 'applied')];
+    const good = [alongside('a', 10), entry('b', 11, 0)];
+    expect(check(history(events, { entries: good, value: 1 }))).toEqual([]);
+    const bad = [entry('b', 11, 0), alongside('a', 10)];
+    expect(rules(history(events, { entries: bad, value: 1 }))).toEqual(['no commit by a loser']);
+    const twice = [alongside('a', 10), alongside('a', 10), entry('b', 11, 0)];
+    expect(rules(history(events, { entries: twice, value: 1 }))).toEqual(['true outcomes']);
+  });
 });
