@@ -2,6 +2,7 @@
  * Somebody who may use the channels of Redis and nothing else: hears what is said there, and says what was not. What
  * messages look like is the library's business: he knows that there are names and numbers in them, and tries.
  */
+import { createHash } from 'node:crypto';
 import { Redis } from 'ioredis';
 import type { Random } from './random.js';
 
@@ -22,7 +23,7 @@ interface Message {
 /** The latest ones, of which there may be thousands. */
 const REMEMBERED = 300;
 const AT_ONCE = 8;
-const SEPARATORS = /[ :|/,]/;
+const SEPARATORS = /[ :|/,"[\]]/;
 
 /**
  * Forges for so many ms, on all channels whose names begin so.
@@ -101,8 +102,25 @@ function guess(random: Random, heard: readonly Message[], channel: string): Mess
   const sequence = Math.max(1, latest + random.between(-10, 20));
   const ttl = random.pick([1_000, 1_000, 150, 500]);
   const number = random.pick([Number.MAX_SAFE_INTEGER, Date.now() * 1_000 + 5_000_000]);
-  const token = `${name}:${sequence}:${ttl}`;
-  return { channel, text: random.pick([token, `${token} ${number}`, `${token} ${number} ${token}`]) };
+  const waiter = `${name}:${sequence}:${ttl}`;
+  const [, , , , owner = 'lock:{hot}'] = partsOf(heard.at(-1)?.text ?? '[]');
+  const seals = [waiter, `${number}\n\n${owner}\n${waiter}`, ''].map((text) =>
+    createHash('sha1').update(text).digest('hex'),
+  );
+  const parts = [waiter, String(number), random.pick(seals), random.pick(['', waiter]), owner];
+  return {
+    channel,
+    text: random.pick([`${waiter} ${number}`, JSON.stringify(parts), JSON.stringify(parts)]),
+  };
+}
+
+function partsOf(text: string): string[] {
+  try {
+    const parts: unknown = JSON.parse(text);
+    return Array.isArray(parts) ? parts.map(String) : [text];
+  } catch {
+    return [text];
+  }
 }
 
 function same(text: string): string {
@@ -124,17 +142,16 @@ function higherLast(text: string, random: Random): string {
 }
 
 function swapped(text: string, random: Random): string {
-  const parts = text.split(' ');
-  return random.shuffled(parts).join(' ');
+  return JSON.stringify(random.shuffled(partsOf(text)));
 }
 
 function shorter(text: string, random: Random): string {
-  const parts = text.split(' ');
-  return parts.slice(0, random.between(1, parts.length)).join(' ');
+  const parts = partsOf(text);
+  return JSON.stringify(parts.slice(0, random.between(1, parts.length)));
 }
 
 /** Who is meant from one message, the rest from another. */
 function together(text: string, random: Random, heard: readonly Message[]): string {
-  const [, ...rest] = text.split(' ');
-  return [random.pick(heard).text.split(' ')[0], ...rest].join(' ');
+  const [first = ''] = partsOf(random.pick(heard).text);
+  return JSON.stringify([first, ...partsOf(text).slice(1)]);
 }
