@@ -15,18 +15,24 @@ const AFTER_GRANT = 5;
 export class HandOverWatch {
   readonly #store: LockStore;
   readonly #alarms = new Map<string, Alarm>();
+  readonly #looking = new Set<Promise<void>>();
+  #closed = false;
 
   constructor(store: LockStore) {
     this.#store = store;
     store.onHandedAway = (keys, look) => (look === 'now' ? this.#look(keys) : this.#watch(keys));
   }
 
-  close(): void {
+  /** Resolves when what is looked after at the moment has been. */
+  async close(): Promise<void> {
+    this.#closed = true;
     for (const alarm of this.#alarms.values()) alarm.clear();
     this.#alarms.clear();
+    while (this.#looking.size > 0) await Promise.all(this.#looking);
   }
 
   #watch(keys: ResourceKeys): void {
+    if (this.#closed) return;
     const alarm = this.#alarms.get(keys.owner) ?? new Alarm(() => this.#look(keys));
     this.#alarms.set(keys.owner, alarm);
     alarm.set(performance.now() + PROVISIONAL_TTL + AFTER_GRANT);
@@ -34,7 +40,10 @@ export class HandOverWatch {
 
   #look(keys: ResourceKeys): void {
     this.#alarms.delete(keys.owner);
-    // Nobody waits for this: where it fails, the waiters ask at the end of the lease they believe in.
-    void this.#store.takeUp(keys).catch(() => undefined);
+    const looking = this.#store
+      .takeUp(keys)
+      .catch(() => this.#watch(keys)) // nobody waits for this: it is tried again later
+      .finally(() => this.#looking.delete(looking));
+    this.#looking.add(looking);
   }
 }

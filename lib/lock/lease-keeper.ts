@@ -122,8 +122,10 @@ export class LeaseKeeper {
     if (lease.remaining <= 0) await this.upToDate(lease);
     const sent = now();
     if (lease.remaining > 0) {
-      // A shorter lease counts from now on, whatever becomes of the reply.
+      // A shorter lease counts from now on, whatever becomes of the reply; and no renewal asks for more than an extension
+      // that Redis may read after it.
       if (ttl < lease.remaining) this.#restart(lease, ttl, sent);
+      else if (ttl < lease.ttl) lease.ttl = ttl;
       this.pauseRenewal(lease); // one with the old ttl must not overtake
       try {
         lease.terms += 1;

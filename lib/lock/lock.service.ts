@@ -291,7 +291,7 @@ export class LockService
     await within(this.#options.commandTimeout, this.#granter.drained()).catch(() => undefined);
     await Promise.all([...this.#keeper.leases].map((lease) => this.#keeper.revoke(lease)));
     this.#keeper.close();
-    this.#handOvers.close();
+    await within(this.#options.commandTimeout, this.#handOvers.close()).catch(() => undefined); // their waiters ask in the end
     await this.#store.close();
     await this.#connections.close();
   }

@@ -97,6 +97,12 @@ export function decodeBurn(reply: unknown): {
   return { verdict, placeLost: Number(placeLost) === 1, handedOver };
 }
 
+/** @returns how many were ours; whether it has to be said once more, until the next in line has heard of it */
+export function decodeExtend(reply: unknown): { readonly ours: number; readonly more: boolean } {
+  const [ours, more] = reply as unknown[];
+  return { ours: Number(ours), more: Number(more) === 1 };
+}
+
 export function decodePassOn(reply: unknown): { readonly isOurs: boolean; readonly run: readonly string[] } {
   const [ours, run] = reply as unknown[];
   return { isOurs: Number(ours) === 1, run: decodeRun(run) };

@@ -243,7 +243,7 @@ export const RENEW = script(
  *
  * KEYS    owner, queue, fence of each resource
  * ARGV    1 token, 2 ttl (ms), 3 terms: the number of this extension of the lease, from 1
- * Returns how many of them were ours
+ * Returns {how many of them were ours, 1 where places of clients that are gone still stand before the next in line}
  * Invariants: what is not ours is left alone, and never created. An extension that arrives after a later one does nothing;
  * one that arrives a second time makes no lease shorter.
  */
@@ -254,7 +254,7 @@ export const EXTEND = script(
   GRANT,
   HAND_OVER,
   `
-  local ours, token, ttl, terms = 0, ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
+  local ours, more, token, ttl, terms = 0, false, ARGV[1], tonumber(ARGV[2]), tonumber(ARGV[3])
   local ends = millis() + ttl
   for i = 1, #KEYS, 3 do
     local owner, queue, fence = KEYS[i], KEYS[i + 1], KEYS[i + 2]
@@ -268,11 +268,11 @@ export const EXTEND = script(
         local believed = tonumber(is[BELIEVED]) or 0
         call('PEXPIRE', owner, ttl)
         record(fence, ttl, is[KEPT], 'believed', format(math.max(ends, believed)), 'terms', terms .. ' ' .. token)
-        if ends < believed then nudge(owner, queue, outOf(is)) end
       end
+      if ends < (tonumber(is[BELIEVED]) or 0) then more = nudge(owner, queue, outOf(is)) or more end
     end
   end
-  return ours
+  return {ours, more and 1 or 0}
 `,
 );
 
@@ -303,11 +303,11 @@ export const BURN = script(
       verdict = 'unknown'
     end
   end
-  local reply = {verdict, 0}
+  local reply = {verdict, 1}
   for i = 1, #KEYS, 3 do
     local had = call('ZREM', KEYS[i + 1], latestOf(ARGV[1]))
-    -- neither the owner nor in line: if a waiter had this token, it had lost its place
-    if not giveUp(i, ARGV[1], ARGV[4], reply) and had == 0 then reply[2] = 1 end
+    -- neither the owner nor in line, of none of them: if a waiter had this token, it had lost its place
+    if giveUp(i, ARGV[1], ARGV[4], reply) or had == 1 then reply[2] = 0 end
   end
   return reply
 `,

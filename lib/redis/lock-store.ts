@@ -8,6 +8,7 @@ import { ACQUIRE, BURN, EXTEND, FORCE_RELEASE, INSPECT, PASS_ON, RELEASE, RENEW 
 import {
   decodeAcquire,
   decodeBurn,
+  decodeExtend,
   decodePassOn,
   decodeRelease,
   decodeRun,
@@ -238,14 +239,12 @@ export class LockStore {
     const { runner } = this.#servers;
     const renewals = await Promise.all(
       this.#parts(claim).map(async ({ token, keys }) => {
-        const request = {
-          script: EXTEND,
-          names: triples(keys),
-          argv: [token, ttl, terms],
-          keys,
-          decode: Number,
-        };
-        return (await runner.call(request).answer) === keys.length;
+        const argv = [token, ttl, terms];
+        const request = { script: EXTEND, names: triples(keys), argv, keys, decode: decodeExtend };
+        for (;;) {
+          const { ours, more } = await runner.call(request).answer;
+          if (ours < keys.length || !more) return ours === keys.length;
+        }
       }),
     );
     return renewals.every(Boolean) ? 'renewed' : 'lost';

@@ -58,8 +58,9 @@ export const MAX_UNHEARD = 32;
 const MOST_COMMITS = 256;
 const COMMITS_LEFT = 128;
 
-/** Clients that are remembered as silent, the latest ones. */
-const MOST_SILENT = 16;
+/** Clients that are remembered as silent, the latest ones; and as gone, while their places are cleared away. */
+const MOST_SILENT = 256;
+const MOST_GONE = 512;
 
 /**
  * What one script call spends on places of clients that are gone: 1 for each place, and more for each client that it has to
@@ -107,7 +108,10 @@ export const FOR_EACH_CLAIM = `
       if replies[n] == nil then
         base = (n - 1) * width + 1
         local done, reply = pcall(answer, base, base + width - 1, unpack(ARGV, (n - 1) * size + 1, n * size))
-        if not done and type(reply) ~= 'table' then reply = {err = tostring(reply)} end
+        if not done and type(reply) ~= 'table' then
+          -- Before Redis 7, errors are strings that begin with the line: '@user_script: 12: -OOM command not allowed'.
+          reply = {err = (string.gsub(tostring(reply), '^@user_script: %d+: %-?', ''))}
+        end
         if reply == nil then left = left + 1 end
         replies[n] = reply
       end
@@ -151,7 +155,12 @@ export const RECORD = `
   end
   local function record(fence, ttl, kept, ...)
     local needed = millis() + 2 * ttl + 60000
-    if needed <= (tonumber(kept) or 0) then return call('HSET', fence, ...) end
+    local ends = tonumber(kept) or 0
+    if needed <= ends then
+      call('HSET', fence, ...)
+      if ends > needed + 120000 then forgetCommits(fence) end -- after a long lease, it is not to be said for long
+      return
+    end
     kept = format(needed + 60000)
     call('HSET', fence, 'kept', kept, ...)
     call('PEXPIREAT', fence, kept)
@@ -212,7 +221,8 @@ export const GRANT = `
  *
  * outOf: the clients whose places are skipped; revive: not any more, the client has asked.
  *
- * nudge: has the next live one in line ask, because the lease that it believes in has become shorter.
+ * nudge: has the next live one in line ask, because the lease that it believes in has become shorter. Answers whether the
+ * budget ended that before.
  *
  * handOver: gives a lock whose owner is done with it to the first live waiter, or deletes it.
  * A waiter of the same client gets it for its whole TTL and stands in the reply, for the caller to begin; should the reply
@@ -280,7 +290,8 @@ export const HAND_OVER = `
   local function outOf(is) return addTo(addTo({}, is[SILENT]), is[GONE]) end
   local function setClients(fence, is, at, field, clients)
     is[at] = #clients > 0 and table.concat(clients, ' ')
-    if is[at] then call('HSET', fence, field, is[at]) else call('HDEL', fence, field) end
+    call('HDEL', fence, field) -- first: when memory is full, Redis lets a script that has written go on
+    if is[at] then call('HSET', fence, field, is[at]) end
   end
   local function addSilent(fence, is, client)
     local clients = {client}
@@ -299,11 +310,15 @@ export const HAND_OVER = `
     end
   end
   local function nudge(owner, queue, gone)
-    local waiter = nextWaiter(queue, gone)
+    local waiter, more = nextWaiter(queue, gone)
     while waiter and not tell(owner, queue, waiter) do
       gone[clientOf(waiter)], budget = true, budget - ${COST_OF_CLIENT}
-      waiter = nextWaiter(queue, gone)
+      waiter, more = nextWaiter(queue, gone)
     end
+    return more
+  end
+  local function lookAfter(i, when, reply)
+    for _, part in ipairs({'', (i - base) / 3, when, ''}) do reply[#reply + 1] = part end
   end
   local function handOver(i, client, reply)
     local owner, queue, fence = KEYS[i], KEYS[i + 1], KEYS[i + 2]
@@ -324,7 +339,7 @@ export const HAND_OVER = `
         if ours then
           for _, part in ipairs({waiter, (i - base) / 3, number, run(queue, client)}) do reply[#reply + 1] = part end
         elseif isWaitedFor then
-          for _, part in ipairs({'', (i - base) / 3, 'later', ''}) do reply[#reply + 1] = part end
+          lookAfter(i, 'later', reply)
         end
         return
       end
@@ -337,9 +352,11 @@ export const HAND_OVER = `
     if not more and wereGone then call('HDEL', fence, 'gone') end
     if more then
       local clients = {}
-      for each in pairs(gone) do clients[#clients + 1] = each end
-      setClients(fence, is, GONE, 'gone', clients)
-      for _, part in ipairs({'', (i - base) / 3, 'now', ''}) do reply[#reply + 1] = part end
+      for each in pairs(gone) do
+        if #clients < ${MOST_GONE} then clients[#clients + 1] = each end
+      end
+      if is[LAST] then setClients(fence, is, GONE, 'gone', clients) end
+      lookAfter(i, 'now', reply)
     end
     return more
   end
@@ -350,13 +367,15 @@ export const HAND_OVER = `
     if is[PROVISIONAL] then
       call('HDEL', fence, 'provisional')
       local silent = clientOf(is[PROVISIONAL])
-      if silent ~= caller then addSilent(fence, is, silent) end
+      if silent ~= caller and is[LAST] then addSilent(fence, is, silent) end
     end
+    if asker then revive(fence, is, caller) end
     local gone = outOf(is)
     gone[caller] = nil
     local waiter, more = nextWaiter(queue, gone)
     if not waiter or waiter == asker then
-      if is[GONE] and not more then call('HDEL', fence, 'gone') end
+      if more then lookAfter(i, 'now', reply)
+      elseif is[GONE] then call('HDEL', fence, 'gone') end
       return is, more
     end
     return nil, handOver(i, client, reply)
@@ -367,7 +386,7 @@ export const HAND_OVER = `
       for token in string.gmatch(tokens, '%S+') do call('ZREM', KEYS[i + 1], token) end
     end
     for token in string.gmatch(tokens, '%S+') do mine = mine or token == holder end
-    if mine and holder ~= latest then call('HSET', KEYS[i + 2], 'last', number) end
+    if mine and holder ~= latest and call('EXISTS', KEYS[i + 2]) == 1 then call('HSET', KEYS[i + 2], 'last', number) end
     if mine then handOver(i, clientOf(latest), reply)
     elseif not holder then takeUp(i, clientOf(latest), nil, reply) end
     return mine

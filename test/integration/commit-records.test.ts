@@ -6,6 +6,7 @@ import { ResourceKeys } from '../../lib/redis/lock-keys.js';
 import { LockStore } from '../../lib/redis/lock-store.js';
 import { SingleServer } from '../../lib/redis/servers.js';
 import { startCountingProxy } from '../support/counting-proxy.js';
+import { eventually } from '../support/eventually.js';
 import { closeAll, startLocks } from '../support/lock-application.js';
 import type { LockApplication } from '../support/lock-application.js';
 import { sharedRedisUrl } from '../support/redis/test-redis.js';
@@ -136,6 +137,34 @@ describe('the record of a commit', () => {
       const before = await one.locks.withLock('flushed', ({ fencingToken }) => fencingToken);
       const [seconds, microseconds] = (await one.redis.time()) as unknown as [number, number];
       expect(before).toBeLessThanOrEqual(Number(seconds) * 1e6 + Number(microseconds));
+    }
+  });
+
+  it('is not overwritten by another commit of the same client while it is not known what became of it', async () => {
+    const proxy = await startCountingProxy(sharedRedisUrl());
+    const shaky = await startLocks({ url: sharedRedisUrl(), connection: proxy.url, commandTimeout: 700 });
+    try {
+      await shaky.locks.withLock('asked', ({ multi }) => multi.set(shaky.key('warm'), 1));
+      await shaky.locks.withLock('asked', async ({ multi, watch }) => {
+        await watch(shaky.key('watched'));
+        multi.set(shaky.key('warm'), 2);
+      });
+      proxy.holdReplies(shaky.key('marked'));
+      const unanswered = shaky.locks.withLock('asked', ({ multi }) => multi.incr(shaky.key('marked')));
+      await eventually(async () => (await shaky.redis.get(shaky.key('marked'))) === '1');
+      // On a connection of its own, and answered.
+      await shaky.locks.withLock('asked', async ({ multi, watch }) => {
+        await watch(shaky.key('watched'));
+        multi.incr(shaky.key('second'));
+      });
+      proxy.cut(shaky.key('marked')); // its answer is lost
+      proxy.passReplies();
+      await unanswered;
+      expect(await shaky.redis.mget(shaky.key('marked'), shaky.key('second'))).toEqual(['1', '1']);
+    } finally {
+      proxy.passReplies();
+      await shaky.close();
+      await proxy.close();
     }
   });
 
