@@ -328,7 +328,7 @@ export class LockService
   ): Promise<T> {
     const { grants, missing, joinable, path } = this.#scopes.held(this, keys);
     // Said at once, so that none of these scopes ends before; then one after the other, in everybody's order.
-    const visits = path.map((scope) => scope.visit());
+    const visits = path.map((scope) => scope.visits.begin());
     try {
       await takeTurns(visits, grants, options);
       const visited = [...outer.visited, ...path];

@@ -103,13 +103,18 @@ export class CommandQueue {
     return this.#commands.length;
   }
 
+  /** @throws LockTransactionError when something was refused */
+  assertSound(): void {
+    if (this.#doom) throw this.#doom;
+  }
+
   /**
    * Hands out what is queued and starts anew.
    *
    * @throws LockTransactionError when something was refused
    */
   take(): QueuedCommand[] {
-    if (this.#doom) throw this.#doom;
+    this.assertSound();
     const commands = this.#commands;
     this.#commands = [];
     return commands;
@@ -123,6 +128,12 @@ export class CommandQueue {
   /** Has commands that were taken applied before everything else after all. */
   putBack(commands: readonly QueuedCommand[]): void {
     this.#commands = [...commands, ...this.#commands];
+  }
+
+  /** Forgets what is queued, and what was refused. */
+  drop(): void {
+    this.#commands = [];
+    this.#doom = undefined;
   }
 
   #queue(method: string, args: readonly unknown[]): void {

@@ -1,8 +1,8 @@
 import { LockLostError, LockNotAcquiredError } from '../errors/lock.errors.js';
 import { Alarm } from '../redis/deadline.js';
 import type { AcquireOptions } from '../redis-lock.options.js';
-import type { Visit } from './lock-scope.js';
 import type { Grant } from '../lock/grant.js';
+import type { Visit } from './visits.js';
 
 /**
  * Waits for the turn in each scope, one after the other: for as long as the call is ready to wait for a lock at all (a
