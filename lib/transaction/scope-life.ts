@@ -60,12 +60,14 @@ export class ScopeLife {
   }
 
   /**
-   * Ends it: at once, or after the last visitor has left and the last commit() is over.
+   * Ends it: at once, or after the last visitor has left and the last commit() is over. Locks that were acquired in it
+   * end at once.
    *
    * @param onFailure called at once with what a commit() came to that the work had not waited for
    */
   end(onFailure: (error: unknown) => void): Promise<void> | undefined {
     if (this.#visits?.present.size || this.#committing?.size) return this.#endAfterAll(onFailure);
+    this.#visits?.endAcquired();
     this.#state = 'ended';
     return undefined;
   }
@@ -82,6 +84,7 @@ export class ScopeLife {
   }
 
   async #endAfterAll(onFailure: (error: unknown) => void): Promise<void> {
+    this.visits.endAcquired();
     for (;;) {
       const commits = [...(this.#committing ?? [])].map((commit) => commit.catch(onFailure));
       const all = [...(this.#visits?.present ?? []), ...commits];
