@@ -144,8 +144,8 @@ export class LockService
    * for its turn, and has it until `release()`, which ends the join only, or until the work of the scope ends, which
    * does not wait for it. Its `signal` is then aborted. Nothing tells the code that has acquired a lock from the code
    * beside it. So it must not ask for the same resource again before its release, by `withLock` or `acquire`: it
-   * would wait for itself. Such a call is rejected after `wait` ms, with `wait: 0` after the `wait` of the module, or
-   * after `ttl` ms if that is 0 as well. Use `withLock` where calls are nested.
+   * would wait for itself. Such a call is rejected after `wait` ms, or after `ttl` ms where `wait` is 0; with Infinity
+   * it waits until aborted, or until the work of the scope ends. Use `withLock` where calls are nested.
    *
    * @throws LockNotAcquiredError when it is not to be had, with the reason
    * @throws LockLostError when the scope that it was to join has lost the lock, or its work has ended
