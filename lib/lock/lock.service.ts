@@ -22,11 +22,12 @@ import type { LockState } from '../redis/lock-replies.js';
 import { GuardedCommit } from '../transaction/guarded-commit.js';
 import type { LockScope, Setting } from '../transaction/lock-scope.js';
 import type { LockContext } from '../transaction/lock-context.js';
-import type { LockScopes } from '../transaction/lock-scopes.js';
+import type { Held, LockScopes } from '../transaction/lock-scopes.js';
 import type { LockTransaction } from '../transaction/lock-transaction.js';
 import { LockedWork } from '../transaction/locked-work.js';
 import type { Retries, Work } from '../transaction/locked-work.js';
-import { takeTurns } from '../transaction/take-turns.js';
+import { AcquiredTurn, takeTurns } from '../transaction/take-turns.js';
+import type { TurnPatience } from '../transaction/take-turns.js';
 import { Watch } from '../transaction/watch.js';
 import { Tokens } from '../redis/tokens.js';
 import { AbortListeners } from './abort-listeners.js';
@@ -121,15 +122,16 @@ export class LockService
   }
 
   /**
-   * Takes the lock if it is free at this moment and nobody waits for it. Never waits itself.
+   * Takes the lock if it is free at this moment and nobody waits for it. Never waits itself. Inside of a scope that
+   * holds the resource, it joins as {@link acquire} does if nobody else has a turn there at this moment.
    *
-   * @returns null when somebody else holds it
+   * @returns null when somebody else holds it, or other code inside of the same scope has its turn
    * @throws LockUnavailableError, LockConfigurationError; LockNotAcquiredError (aborted, shutdown)
    */
   async tryAcquire(resource: Resource, options?: AcquireOptions): Promise<Lock | null> {
     checkAcquireOptions(options, 'tryAcquire');
     try {
-      return await this.#acquire(resource, { ...options, wait: 0 });
+      return await this.#acquire(resource, { ...options, wait: 0 }, true);
     } catch (error) {
       if (error instanceof LockNotAcquiredError && error.reason === 'busy') return null;
       throw error;
@@ -138,10 +140,17 @@ export class LockService
 
   /**
    * Takes the lock, waiting in line for up to `wait` ms: first come, first served, across all processes. Several
-   * resources are taken all or none. Inside of a scope that holds the resource, it joins: its release then ends the
-   * join only.
+   * resources are taken all or none.
+   *
+   * Inside of a scope that holds the resource, it joins that scope and takes turns with the calls beside it: it waits
+   * for its turn, and has it until `release()`, which ends the join only, or until the work of the scope ends, which
+   * does not wait for it. Its `signal` is then aborted. Nothing tells the code that has acquired a lock from the code
+   * beside it. So it must not ask for the same resource again before its release, by `withLock` or `acquire`: it
+   * would wait for itself. Such a call is rejected after `wait` ms, or after `ttl` ms where `wait` is 0; with Infinity
+   * it waits until aborted, or until the work of the scope ends. Use `withLock` where calls are nested.
    *
    * @throws LockNotAcquiredError when it is not to be had, with the reason
+   * @throws LockLostError when the scope that it was to join has lost the lock, or its work has ended
    * @throws LockUnavailableError when Redis cannot be asked within commandTimeout; nothing is left behind
    * @throws LockConfigurationError for a wrong resource or option
    */
@@ -160,7 +169,8 @@ export class LockService
    *
    * A commit that was refused runs the work again, up to `retries` times: under the same lock when a watched key
    * changed, under a new one when the lock was lost. Inside of a scope that holds the resource, the work joins that scope, one at a time, and what it queued
-   * is committed at that scope's end.
+   * is committed at that scope's end. It waits for its turn as long as the work beside it lasts, or up to `wait` ms;
+   * for locks that were acquired beside it, as {@link acquire} does.
    *
    * @returns what the work returned
    * @throws the work's own error; otherwise as {@link acquire}, and LockLostError, LockConflictError,
@@ -316,12 +326,43 @@ export class LockService
     return new ResourceKeys(this.#options.keyPrefix, resource, options.slot, nameInKeys(resource));
   }
 
-  /** @throws at once for a wrong resource */
-  #acquire(resource: Resource, options?: AcquireOptions): Promise<Lock> {
-    const { grants, missing } = this.#scopes.held(this, this.#keysOf(resource, options?.slot));
-    const [grant] = grants;
-    if (missing.length === 0 && grant) return Promise.resolve(Lock.of(grant.lease, this.#keeper, true));
-    return this.#granter.grant(missing, options).then(({ lock }) => lock);
+  /**
+   * @param onlyNow does not wait for its turn either
+   * @throws at once for a wrong resource
+   */
+  #acquire(resource: Resource, options?: AcquireOptions, onlyNow = false): Promise<Lock> {
+    const held = this.#scopes.held(this, this.#keysOf(resource, options?.slot));
+    if (held.path.length > 0) return this.#acquireInside(held, options ?? {}, onlyNow);
+    return this.#granter.grant(held.missing, options).then(({ lock }) => lock);
+  }
+
+  async #acquireInside(
+    { grants, missing, path }: Held,
+    options: AcquireOptions,
+    onlyNow: boolean,
+  ): Promise<Lock> {
+    const resources = grants.flatMap(({ lease }) => lease.resources);
+    const { signal } = options;
+    if (signal?.aborted) throw new LockNotAcquiredError('aborted', { resources, cause: signal.reason });
+    if (onlyNow && !path.every(({ visits }) => visits.isFree)) {
+      throw new LockNotAcquiredError('busy', { resources });
+    }
+    const turn = new AcquiredTurn(path, grants);
+    try {
+      if (onlyNow) turn.takeNow();
+      else await turn.take(this.#turnPatience(options));
+      const [grant] = grants;
+      if (grant && missing.length === 0) return Lock.of(grant.lease, this.#keeper, turn, true);
+      const { lease } = await this.#granter.grant(missing, options);
+      return Lock.of(lease, this.#keeper, turn);
+    } catch (error) {
+      turn.leave();
+      throw error;
+    }
+  }
+
+  #turnPatience({ wait, signal, ttl = this.#options.ttl }: AcquireOptions): TurnPatience {
+    return { wait, signal, aborts: this.#aborts, forAcquired: (wait ?? this.#options.wait) || ttl };
   }
 
   /** Takes its turn in the scopes that have what it wants, and joins them, or takes what is missing. */
@@ -334,9 +375,9 @@ export class LockService
   ): Promise<T> {
     const { grants, missing, joinable, path } = this.#scopes.held(this, keys);
     // Said at once, so that none of these scopes ends before; then one after the other, in everybody's order.
-    const visits = path.map((scope) => scope.visit());
+    const visits = path.map((scope) => scope.visits.begin());
     try {
-      await takeTurns(visits, grants, options, this.#aborts);
+      await takeTurns(visits, grants, this.#turnPatience(options));
       const visited = [...outer.visited, ...path];
       if (joinable && missing.length === 0) {
         const setting = { keys, borrowed: [], outer, visited };

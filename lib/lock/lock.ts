@@ -5,6 +5,13 @@ import { checkAcquireOptions } from '../redis-lock.options.js';
 import type { LeaseKeeper } from './lease-keeper.js';
 import type { Lease } from './lease.js';
 
+/** The turn of a lock that was acquired inside of a scope which has it, or a part of it. */
+export interface HeldTurn {
+  /** Aborted when the work of the scope has ended. */
+  readonly ended: AbortSignal;
+  leave(): void;
+}
+
 /**
  * A lock that is held. `await using lock = await locks.acquire('order:42')` releases it at the end of the block.
  */
@@ -15,6 +22,8 @@ export class Lock implements AsyncDisposable {
   readonly token: string;
   readonly #lease: Lease;
   readonly #keeper: LeaseKeeper;
+  readonly #turn: HeldTurn | undefined;
+  #onEnd: (() => void) | undefined;
   readonly #joined: boolean;
   #fencingTokens: ReadonlyMap<string, number> | undefined;
   #controller: AbortController | undefined;
@@ -27,22 +36,26 @@ export class Lock implements AsyncDisposable {
     this.#abort?.(this.#lost);
   };
 
-  private constructor(lease: Lease, keeper: LeaseKeeper, joined: boolean) {
+  private constructor(lease: Lease, keeper: LeaseKeeper, turn: HeldTurn | undefined, joined: boolean) {
     this.#lease = lease;
     this.#keeper = keeper;
+    this.#turn = turn;
     this.#joined = joined;
     this.resources = lease.resources;
     this.token = lease.token;
     if (lease.lossReason === undefined) lease.onLoss(this.#onLoss);
     else this.#onLoss(lease.lossReason);
+    if (turn && joined) this.#endWith(turn);
   }
 
   /**
    * @internal
-   * @param joined the lease belongs to a scope that the caller runs in: a release ends this Lock only
+   * @param turn given up with the lock
+   * @param joined the lease belongs to a scope that the caller runs in: a release ends this Lock only, as the end of
+   * that scope's work does
    */
-  static of(lease: Lease, keeper: LeaseKeeper, joined = false): Lock {
-    return new Lock(lease, keeper, joined);
+  static of(lease: Lease, keeper: LeaseKeeper, turn?: HeldTurn, joined = false): Lock {
+    return new Lock(lease, keeper, turn, joined);
   }
 
   /** Grows with every grant of a resource: give it to what you write to, and let that refuse smaller ones. */
@@ -94,8 +107,9 @@ export class Lock implements AsyncDisposable {
   async extend(ttl: number = this.#lease.ttl): Promise<void> {
     checkAcquireOptions({ ttl }, 'extend');
     this.#loseWhenOver();
-    if (this.#released)
-      throw new LockLostError({ resources: this.resources, reason: 'it was released before' });
+    if (this.#released) {
+      throw this.#lost ?? new LockLostError({ resources: this.resources, reason: 'it was released before' });
+    }
     await this.#keeper.extend(this.#lease, ttl);
   }
 
@@ -112,7 +126,23 @@ export class Lock implements AsyncDisposable {
 
   #release(): Promise<void> {
     this.#lease.offLoss(this.#onLoss);
-    return this.#joined ? Promise.resolve() : this.#keeper.release(this.#lease).then(nothing);
+    const turn = this.#turn;
+    if (!this.#joined) {
+      const released = this.#keeper.release(this.#lease).then(nothing);
+      return turn ? released.finally(() => turn.leave()) : released;
+    }
+    if (this.#onEnd) turn?.ended.removeEventListener('abort', this.#onEnd);
+    turn?.leave();
+    return Promise.resolve();
+  }
+
+  #endWith({ ended }: HeldTurn): void {
+    this.#onEnd = () => {
+      this.#onLoss('the work inside of which it was acquired has ended');
+      void this.release();
+    };
+    ended.addEventListener('abort', this.#onEnd);
+    if (ended.aborted) this.#onEnd();
   }
 
   /** Like release, but never in the way of an error that is already on its way: a failed release is no rejection. */

@@ -15,6 +15,11 @@ export class RecentTimes {
     this.#waited = average(this.#waited, ms);
   }
 
+  /** What was in vain says only that it takes longer than that. */
+  addWaitInVain(ms: number): void {
+    if (ms > this.retryAfter()) this.addWait(ms);
+  }
+
   addHold(ms: number): void {
     this.#held = average(this.#held, ms);
   }

@@ -388,7 +388,7 @@ export class WaitingRoom {
     const cause: unknown = reason === 'aborted' ? patience.signal?.reason : undefined;
     const { neededFor } = waiter;
     this.#leave(waiter, 'gone');
-    if (reason === 'timeout') this.#times.addWait(performance.now() - waiter.began); // at least that long
+    if (reason === 'timeout') this.#times.addWaitInVain(performance.now() - waiter.began);
     if (!patience.isPart) await this.#store.burn(claim).catch(() => this.#store.giveBack(claim, neededFor));
     const resources = resourcesOf(waiter.claim.keys);
     const after = this.#times.retryAfter(retryAfter);

@@ -2,6 +2,7 @@ import {
   LockConfigurationError,
   LockConflictError,
   LockLostError,
+  LockOutcomeUnknownError,
   LockScopeError,
   LockTransactionError,
   LockUnavailableError,
@@ -12,9 +13,15 @@ import type { Lock } from '../lock/lock.js';
 import { resourcesOf } from '../redis/lock-keys.js';
 import type { ResourceKeys } from '../redis/lock-keys.js';
 import type { RedisClient } from '../redis/redis-client.js';
+import { Batch, Listening, repliesByListener } from './batch.js';
+import type { CommitListener } from './batch.js';
 import { LockContext } from './lock-context.js';
 import { CommandQueue, keyElsewhere } from './lock-transaction.js';
 import type { LockTransaction, QueuedCommand, TransactionClient } from './lock-transaction.js';
+import { letGo, Pending } from './pending.js';
+import type { Taken } from './pending.js';
+import { ScopeLife } from './scope-life.js';
+import type { Visits } from './visits.js';
 import type { Watch } from './watch.js';
 
 /** What all scopes of a lock service have in common. */
@@ -22,17 +29,21 @@ export interface ScopeHost extends TransactionClient {
   /** The lock service: scopes of different ones never join. */
   readonly service: object;
   readonly redis: RedisClient;
-  /** Applies commands now, under the lock and what it relies on, and keeps them. Ends the watch. */
+  /**
+   * Applies commands now, under the lock and what it relies on, and keeps them. Ends the watch.
+   *
+   * @returns undefined when they are applied but their replies are lost
+   */
   commitNow(
     lease: Lease,
     reliedOn: readonly Lease[],
     commands: readonly QueuedCommand[],
     watch: Watch | undefined,
-  ): Promise<unknown[]>;
+  ): Promise<unknown[] | undefined>;
   /** @param held connections of outer scopes that watch */
   openWatch(lease: Lease, held: number): Watch;
-  /** Told of the error of a commit listener: what was committed stays committed. */
-  onListenerError(error: unknown): void;
+  /** Runs a listener of a commit in a scope of its own, to its end. Never rejects: what was committed stays so. */
+  runListener(scope: LockScope, listener: () => unknown): Promise<void>;
 }
 
 /** Where work runs: what it asked for, and in which scopes. */
@@ -48,16 +59,6 @@ export interface Setting {
 
 const NONE: readonly never[] = [];
 
-type CommitListener = (replies: unknown[]) => unknown;
-
-/** Work that uses a scope that is not its own: it takes its turn, and the scope does not end before it has left. */
-export interface Visit {
-  readonly scope: LockScope;
-  /** Gets in line; resolves when those before it have left. */
-  takeTurn(): Promise<void>;
-  leave(): void;
-}
-
 /**
  * One run of work under a lock: the context the work is given, from its start to its end. Work that asks for the same
  * lock again joins: it gets a scope of its own on the same lock, and what it queued goes to the outer one when it has
@@ -69,13 +70,10 @@ export class LockScope extends LockContext {
   readonly #grant: Grant;
   readonly #transaction: boolean;
   readonly #joined: LockScope | undefined;
-  readonly #queue: CommandQueue;
+  readonly #life: ScopeLife;
+  readonly #pending: Pending;
   /** Made when needed, as most of what follows: most scopes have none. */
-  #visits: Set<Promise<void>> | undefined;
-  #lastTurn: Promise<void> | undefined;
   #borrowed: Set<Grant> | undefined;
-  #listeners: CommitListener[] | undefined;
-  #isOpen = true;
   /** Commits that were applied or may have been, and what else must not happen twice. */
   #commits = 0;
   #watch: Watch | undefined;
@@ -87,8 +85,16 @@ export class LockScope extends LockContext {
   /**
    * @param grant the lock that the work is given: of the first resource it asked for
    * @param transaction whether the work has a `multi`
+   * @param isListener whether the work is a listener of a commit: it can read, and has no lock of its own
    */
-  constructor(host: ScopeHost, grant: Grant, setting: Setting, transaction: boolean, joined?: LockScope) {
+  constructor(
+    host: ScopeHost,
+    grant: Grant,
+    setting: Setting,
+    transaction: boolean,
+    joined?: LockScope,
+    isListener = false,
+  ) {
     super();
     this.#host = host;
     this.#setting = setting;
@@ -96,7 +102,9 @@ export class LockScope extends LockContext {
     this.#transaction = transaction;
     this.#joined = joined;
     if (setting.borrowed.length > 0) this.#borrowed = new Set(setting.borrowed);
-    this.#queue = new CommandQueue(host, setting.keys, () => this.#assertOpen());
+    const life = new ScopeLife(setting.keys, isListener);
+    this.#life = life;
+    this.#pending = new Pending(new CommandQueue(host, setting.keys, () => life.assertWorking()));
     // Work takes its context apart: `({ multi, key }) => ..`
     this.key = this.key.bind(this);
     this.watch = this.watch.bind(this);
@@ -105,7 +113,7 @@ export class LockScope extends LockContext {
   }
 
   get lock(): Lock {
-    this.#assertOpen();
+    this.#life.assertReadable();
     return this.#grant.lock;
   }
 
@@ -118,17 +126,17 @@ export class LockScope extends LockContext {
   }
 
   get redis(): RedisClient {
-    this.#assertOpen();
+    this.#life.assertReadable();
     return this.#host.redis;
   }
 
   get multi(): LockTransaction {
     this.#assertTransaction('`multi`');
-    return this.#queue.multi;
+    return this.#pending.queue.multi;
   }
 
   key(...parts: (string | number)[]): string {
-    this.#assertOpen();
+    this.#life.assertReadable();
     return [`{${this.#setting.keys[0]?.tag}}`, ...parts].join(':');
   }
 
@@ -149,35 +157,17 @@ export class LockScope extends LockContext {
     }
   }
 
-  async commit(): Promise<unknown[]> {
-    this.#assertOpen();
-    for (const watcher of this.#committer.#watchers ?? []) {
-      if (watcher === this || !watcher.isOpen) continue;
-      throw new LockScopeError('commit() would end what other work under the same lock still watches', {
-        resources: resourcesOf(this.#setting.keys),
-      });
-    }
-    const own = this.#queue.take(); // first: when it is doomed, the outer scopes keep theirs
-    const before = this.#committer === this ? [] : (this.#joined?.takeAllCommands() ?? []);
-    const commands = [...before.flatMap((taken) => taken.commands), ...own];
-    if (commands.length === 0) return [];
-    try {
-      const replies = await this.#commitNow(commands);
-      return replies.slice(commands.length - own.length);
-    } catch (error) {
-      // Whoever wanted this commit hears that it failed; what outer work queued is not part of that.
-      if (wasNothingApplied(error)) for (const { queue, commands: taken } of before) queue.putBack(taken);
-      throw error;
-    }
+  commit(): Promise<unknown[]> {
+    return this.#life.awaitCommit(this.#commit());
   }
 
   afterCommit(listener: CommitListener): void {
-    this.#assertOpen();
-    (this.#listeners ??= []).push(listener);
+    this.#life.assertWorking();
+    this.#pending.listen(new Listening(this, listener));
   }
 
   get isOpen(): boolean {
-    return this.#isOpen;
+    return this.#life.isOpen;
   }
 
   /** The next open scope around this one. */
@@ -202,7 +192,7 @@ export class LockScope extends LockContext {
 
   /** The lock with that owner key, if code in this scope has it, in this service. */
   grantOf(service: object, ownerKey: string): Grant | undefined {
-    if (service !== this.#host.service) return undefined;
+    if (service !== this.#host.service || this.#life.isListener) return undefined;
     return this.#reliedOn().find(({ lease }) => lease.keys.some(({ owner }) => owner === ownerKey));
   }
 
@@ -245,47 +235,45 @@ export class LockScope extends LockContext {
     return watch;
   }
 
-  /** Whether somebody wants to hear the replies of a commit. */
-  get isListenedTo(): boolean {
-    return this.#allListeners().length > 0;
-  }
-
   /** A scope for work inside of this one, on locks that it has. */
   join(grant: Grant, setting: Setting, transaction: boolean): LockScope {
     return new LockScope(this.#host, grant, setting, transaction, this);
   }
 
-  /** From now on the scope does not end before the visitor has left. Its turn comes when it takes it. */
-  visit(): Visit {
-    let leave = () => undefined as void;
-    const left = new Promise<void>((resolve) => (leave = resolve));
-    const visits = (this.#visits ??= new Set());
-    visits.add(left);
-    void left.then(() => visits.delete(left));
-    const takeTurn = () => {
-      const turn = this.#lastTurn ?? Promise.resolve();
-      this.#lastTurn = Promise.all([turn, left]).then(() => undefined);
-      return turn;
-    };
-    return { scope: this, takeTurn, leave };
+  /** Those who use it without being its own work. */
+  get visits(): Visits {
+    return this.#life.visits;
   }
 
-  /** Closes the scope to the work: at once, or after the last visitor has left. */
+  /** The work has thrown: from now on nobody can commit what it had queued. */
+  fail(): void {
+    this.#life.fail();
+    this.discard();
+  }
+
+  /**
+   * Closes the scope to the work: at once, or after the last visitor has left and the last commit() has ended.
+   *
+   * @throws what a commit() came to that the work had not waited for
+   */
   end(): Promise<void> | undefined {
-    if (this.#visits && this.#visits.size > 0) return this.#endAfter(this.#visits);
-    this.#isOpen = false;
-    return undefined;
+    let failure: { readonly error: unknown } | undefined;
+    const ended = this.#life.end((error) => {
+      failure ??= { error };
+      this.fail();
+    });
+    return ended?.then(() => {
+      if (failure) throw failure.error;
+    });
   }
 
-  /** @throws LockTransactionError when something was refused */
-  takeCommands(): QueuedCommand[] {
-    return this.#queue.take();
-  }
-
-  /** Everything that is to be applied before what this scope queues next. */
-  takeAllCommands(): { queue: CommandQueue; commands: QueuedCommand[] }[] {
-    const outer = this.#committer === this ? [] : (this.#joined?.takeAllCommands() ?? []);
-    return [...outer, { queue: this.#queue, commands: this.#queue.take() }];
+  /**
+   * What is left to be committed at the end, with all listeners.
+   *
+   * @throws LockTransactionError when something was refused
+   */
+  takeAll(): Batch {
+    return this.#pending.takeAll();
   }
 
   /**
@@ -294,46 +282,151 @@ export class LockScope extends LockContext {
    * @throws LockTransactionError when something was refused
    */
   async handIn(): Promise<void> {
-    const commands = this.#queue.take();
-    const joined = this.#joined;
-    if (joined && this.#committer !== this) {
-      joined.#queue.add(commands);
-      for (const grant of this.#reliedOn()) joined.#borrow(grant);
-      if (this.#listeners) (joined.#listeners ??= []).push(...this.#listeners);
-    } else if (commands.length > 0) {
-      await this.#commitNow(commands);
+    const batch = this.#pending.take();
+    if (this.#committer !== this) this.#send(this.#joined, batch.handedIn(this.#reliedOn()));
+    else if (batch.commands.length > 0) await this.#commitNow([batch], false);
+    // Those that have nothing to wait for are told at the end of the work that holds the lock.
+    this.#send(this.#joined, this.#pending.takeAll().handedIn(NONE));
+    this.sendOn();
+  }
+
+  /** The work has ended well: what came through it for scopes further out goes on. */
+  sendOn(): void {
+    for (const parcel of this.#pending.takeParcels()) {
+      this.#send(parcel.to, parcel.batch);
+      letGo(parcel);
     }
   }
 
-  /** Tells the listeners, the outer scopes' first, and waits for them; one that fails stops none of the others. */
-  async reportCommit(replies: unknown[]): Promise<void> {
-    for (const listener of this.#allListeners()) {
-      try {
-        await listener(replies);
-      } catch (error) {
-        this.#host.onListenerError(error);
-      }
+  /** What is still here will not be committed. */
+  discard(): void {
+    this.#pending.drop();
+  }
+
+  /**
+   * Tells the listeners of what was applied, the outermost scopes' first, and waits for them.
+   *
+   * @param replies undefined when they are lost
+   * @throws LockOutcomeUnknownError when somebody wanted to hear them
+   */
+  async reportCommit(batches: readonly Batch[], replies: unknown[] | undefined): Promise<void> {
+    if (batches.every(({ listeners }) => listeners.length === 0)) return;
+    if (replies === undefined && batches.some(({ isListenedTo }) => isListenedTo)) throw this.#repliesLost();
+    for (const { listening, replies: own } of repliesByListener(batches, replies ?? [])) {
+      await listening.scope.#tell(this, () => listening.listener(own));
     }
   }
 
   isQueue(value: unknown): boolean {
-    return value === this.#queue.multi;
+    return value === this.#pending.queue.multi;
   }
 
-  async #commitNow(commands: readonly QueuedCommand[]): Promise<unknown[]> {
+  async #commit(): Promise<unknown[]> {
+    this.#assertTransaction('commit()');
+    for (const watcher of this.#committer.#watchers ?? []) {
+      if (watcher === this || !watcher.isOpen) continue;
+      throw new LockScopeError('commit() would end what other work under the same lock still watches', {
+        resources: resourcesOf(this.#setting.keys),
+      });
+    }
+    this.#pending.queue.assertSound();
+    const before = this.#takeBefore();
+    const own = this.#pending.take();
+    const batches = [...before.map(({ batch }) => batch), own];
+    if (batches.every((batch) => batch.commands.length === 0)) return [];
+    let applied = true;
+    try {
+      const replies = await this.#commitNow(batches, true);
+      return replies.slice(replies.length - own.commands.length);
+    } catch (error) {
+      applied = !wasNothingApplied(error);
+      throw error;
+    } finally {
+      // The caller hears that its commit failed; what others had queued is not part of that.
+      for (const taken of before) taken.settle(applied);
+    }
+  }
+
+  /**
+   * Takes what was queued under the same lock before what this scope has queued: from the outermost scope inwards.
+   *
+   * @throws LockTransactionError when something was refused in one of them; then all of them keep what they have
+   */
+  #takeBefore(): Taken[] {
+    const committer = this.#committer;
+    const joined = new Set(this.#joins());
+    for (const scope of joined) scope.#pending.queue.assertSound();
+    return this.#wayTo(committer).flatMap((scope) => scope.#pending.takeFor(joined, scope));
+  }
+
+  /** The scopes that it joined, up to the one that commits. */
+  #joins(): LockScope[] {
+    const joined = this.#joined;
+    return joined && this.#committer !== this ? [joined, ...joined.#joins()] : [];
+  }
+
+  /** The scopes around this one, from the given one inwards. */
+  #wayTo(outermost: LockScope): LockScope[] {
+    const { outer } = this.#setting;
+    return outer && this !== outermost ? [...outer.#wayTo(outermost), outer] : [];
+  }
+
+  /**
+   * @param forReplies whether the caller wants the replies
+   * @returns the replies to all commands, in order; none when they are lost and not wanted
+   */
+  async #commitNow(batches: readonly Batch[], forReplies: boolean): Promise<unknown[]> {
     this.countCommit(1); // before anything can be applied
     const committer = this.#committer;
-    let replies: unknown[];
+    const commands = batches.flatMap((batch) => batch.commands);
+    const relied = batches.flatMap(({ grants }) => grants.map(({ lease }) => lease));
+    const leases = [...new Set([...this.#leasesReliedOn(), ...relied])];
+    let replies: unknown[] | undefined;
     try {
       const { lease } = this.#root.#grant;
-      const watch = committer.takeWatch();
-      replies = await this.#host.commitNow(lease, this.#leasesReliedOn(), commands, watch);
+      replies = await this.#host.commitNow(lease, leases, commands, committer.takeWatch());
     } catch (error) {
       if (wasNothingApplied(error)) this.countCommit(-1);
       throw committer.noteRefusal(error);
     }
-    await this.reportCommit(replies);
-    return replies;
+    await this.reportCommit(batches, replies);
+    if (replies === undefined && forReplies) throw this.#repliesLost();
+    return replies ?? [];
+  }
+
+  #repliesLost(): LockOutcomeUnknownError {
+    const { resources } = this.#root.#grant.lease;
+    return new LockOutcomeUnknownError('The commit was applied, but its replies were lost', { resources });
+  }
+
+  /** What joined work hands in goes by way of the scopes in between: their work has to end well, too. */
+  #send(to: LockScope | undefined, batch: Batch): void {
+    const { outer } = this;
+    if (to && outer) outer.#receive(to, batch);
+  }
+
+  #receive(to: LockScope, batch: Batch): void {
+    if (to === this) {
+      this.#pending.add(batch);
+      for (const grant of batch.grants) this.#borrow(grant);
+    } else if (!batch.isEmpty) {
+      const visits = [];
+      for (let { outer } = this; outer; outer = outer === to ? undefined : outer.outer) {
+        visits.push(outer.visits.begin());
+      }
+      this.#pending.addParcel({ to, batch, visits });
+    }
+  }
+
+  /**
+   * Runs a listener of this scope's work. There, LockContext speaks for that work, and locks are taken inside of the
+   * scope that has committed.
+   */
+  async #tell(committed: LockScope, listener: () => unknown): Promise<void> {
+    const { keys } = this.#setting;
+    const setting = { keys, borrowed: NONE, outer: committed, visited: committed.visited };
+    const scope = new LockScope(this.#host, this.#grant, setting, false, undefined, true);
+    await this.#life.tell(() => this.#host.runListener(scope, listener));
   }
 
   /** The scope whose end commits what is queued here: the outermost one that it joined and that has a `multi`. */
@@ -354,16 +447,11 @@ export class LockScope extends LockContext {
   }
 
   #assertTransaction(what: string): void {
-    this.#assertOpen();
+    this.#life.assertWorking();
     if (this.#transaction) return;
     throw new LockScopeError(`There is no ${what} here: the lock was taken with transaction: false`, {
       resources: resourcesOf(this.#setting.keys),
     });
-  }
-
-  async #endAfter(visits: ReadonlySet<Promise<void>>): Promise<void> {
-    while (visits.size > 0) await Promise.all(visits);
-    this.#isOpen = false;
   }
 
   #borrow(grant: Grant): void {
@@ -378,18 +466,6 @@ export class LockScope extends LockContext {
   #leasesReliedOn(): readonly Lease[] {
     const root = this.#joined ? this.#joined.#leasesReliedOn() : [];
     return [...new Set([...root, ...this.#reliedOn().map(({ lease }) => lease)])];
-  }
-
-  #allListeners(): CommitListener[] {
-    const outer = this.#joined ? this.#joined.#allListeners() : [];
-    return this.#listeners ? [...outer, ...this.#listeners] : outer;
-  }
-
-  #assertOpen(): void {
-    if (this.#isOpen) return;
-    throw new LockScopeError('The lock scope has ended: its LockContext cannot be used any more', {
-      resources: resourcesOf(this.#setting.keys),
-    });
   }
 }
 

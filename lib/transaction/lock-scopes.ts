@@ -144,8 +144,13 @@ export class CurrentLockContext extends LockContext {
     return this.#scope.watch(...keys);
   }
 
-  async commit(): Promise<unknown[]> {
-    return this.#scope.commit();
+  /** The promise of the scope itself, so that the scope can wait for it when the work does not. */
+  commit(): Promise<unknown[]> {
+    try {
+      return this.#scope.commit();
+    } catch (error) {
+      return Promise.reject(error as LockScopeError);
+    }
   }
 
   afterCommit(listener: (replies: unknown[]) => void): void {

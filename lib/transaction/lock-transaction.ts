@@ -103,13 +103,18 @@ export class CommandQueue {
     return this.#commands.length;
   }
 
+  /** @throws LockTransactionError when something was refused */
+  assertSound(): void {
+    if (this.#doom) throw this.#doom;
+  }
+
   /**
    * Hands out what is queued and starts anew.
    *
    * @throws LockTransactionError when something was refused
    */
   take(): QueuedCommand[] {
-    if (this.#doom) throw this.#doom;
+    this.assertSound();
     const commands = this.#commands;
     this.#commands = [];
     return commands;
@@ -125,6 +130,12 @@ export class CommandQueue {
     this.#commands = [...commands, ...this.#commands];
   }
 
+  /** Forgets what is queued, and what was refused. */
+  drop(): void {
+    this.#commands = [];
+    this.#doom = undefined;
+  }
+
   #queue(method: string, args: readonly unknown[]): void {
     const called = method === 'call' || method === 'callBuffer';
     const name = called ? args[0] : method.replace(/Buffer$/, '');
@@ -134,14 +145,12 @@ export class CommandQueue {
     if (!called && !this.#client.knownCommands.has(method))
       throw this.#refuse(`"${method}" is no command that can be queued`);
     try {
-      const taken = args.map((arg) => snapshot(arg, TAKES_AN_OBJECT.has(command)));
-      const elsewhere = keyElsewhere(
-        this.#client,
-        this.#keys,
-        keysOf(command, called ? taken.slice(1) : taken),
-      );
+      const given = called ? args.slice(1) : args;
+      const spread = placeOfObject(command, given);
+      const taken = given.map((arg, i) => snapshot(arg, i === spread));
+      const elsewhere = keyElsewhere(this.#client, this.#keys, keysOf(command, taken));
       if (elsewhere) throw new TypeError(elsewhere);
-      this.#commands.push({ method, args: taken });
+      this.#commands.push({ method, args: called ? [name, ...taken] : taken });
     } catch (error) {
       throw this.#refuse(`${command} cannot be queued: ${(error as Error).message}`);
     }
@@ -156,8 +165,19 @@ export class CommandQueue {
   }
 }
 
-/** Commands for which ioredis spreads an object or a Map into arguments. */
-const TAKES_AN_OBJECT: ReadonlySet<string> = new Set(['HSET', 'HMSET', 'MSET', 'MSETNX']);
+/** Commands of which ioredis spreads the last argument, an object or a Map, if they have exactly so many. */
+const SPREADS_AN_OBJECT: ReadonlyMap<string, number> = new Map([
+  ['HSET', 2],
+  ['HMSET', 2],
+  ['MSET', 1],
+  ['MSETNX', 1],
+]);
+
+/** @returns the place of the argument that may be an object; -1 where none may */
+function placeOfObject(command: string, args: readonly unknown[]): number {
+  const count = SPREADS_AN_OBJECT.get(command);
+  return count !== undefined && args.flat().length === count ? args.length - 1 : -1;
+}
 
 /**
  * An argument as it is now: it is sent later, when the work may have changed it. ioredis would send what it cannot
@@ -177,11 +197,13 @@ function snapshot(arg: unknown, mayBeObject: boolean): unknown {
     const entries: Iterable<readonly [unknown, unknown]> = arg instanceof Map ? arg : Object.entries(arg);
     return new Map([...entries].map(([key, value]) => [snapshot(key, false), snapshot(value, false)]));
   }
-  const prototype: unknown = Object.getPrototypeOf(arg);
-  if (prototype === null || prototype === Object.prototype || arg instanceof Map || arg instanceof Set) {
+  if (ArrayBuffer.isView(arg)) throw new TypeError('binary data has to be a Buffer; use Buffer.from()');
+  // A Date, a URL or the id of a database has a text of its own.
+  const text = typeof arg.toString === 'function' ? String(arg) : '[object Object]';
+  if (/^\[object .*\]$/.test(text)) {
     throw new TypeError('an object is no argument; write it as text, with JSON.stringify for example');
   }
-  return String(arg);
+  return text;
 }
 
 function keysOf(command: string, args: readonly unknown[]): () => string[] {

@@ -1,5 +1,5 @@
 import type { Logger } from '@nestjs/common';
-import { LockLostError, LockOutcomeUnknownError } from '../errors/lock.errors.js';
+import { LockLostError } from '../errors/lock.errors.js';
 import type { LeaseKeeper } from '../lock/lease-keeper.js';
 import type { Lease } from '../lock/lease.js';
 import type { WithLockOptions } from '../redis-lock.options.js';
@@ -49,7 +49,7 @@ export class LockedWork {
   readonly #host: ScopeHost;
 
   constructor(parts: LockedWorkParts) {
-    const { service, redis, knownCommands, slotOf, openWatch, logger } = parts;
+    const { service, redis, knownCommands, slotOf, openWatch } = parts;
     this.#parts = parts;
     this.#host = {
       service,
@@ -58,8 +58,7 @@ export class LockedWork {
       slotOf,
       openWatch,
       commitNow: (...commit) => this.#commitNow(...commit),
-      onListenerError: (error) =>
-        logger.error('A commit listener failed after its commit was applied', error),
+      runListener: (scope, listener) => this.#runListener(scope, listener),
     };
   }
 
@@ -140,6 +139,7 @@ export class LockedWork {
         if (error instanceof LockLostError) return { refused: error };
         if (retries.left <= 0) throw error;
       } finally {
+        scope.discard(); // of work that failed; otherwise there is nothing left
         void scope.takeWatch()?.end('watching'); // there was nothing to commit
       }
       await pause(Math.random() * jitter);
@@ -153,38 +153,63 @@ export class LockedWork {
 
   /** @throws what the commit was refused with, or came to */
   async #commitAtEnd(scope: LockScope, lease: Lease, options: WithLockOptions): Promise<void> {
-    const commands = scope.takeCommands();
+    const batch = scope.takeAll();
+    const { commands } = batch;
     const { resources } = lease;
+    let replies: unknown[] | undefined = [];
     if (lease.state === 'released') {
-      // By the work itself, which is no loss and nothing to try again.
-      if (commands.length === 0) return;
-      throw new LockLostError({ resources, reason: 'the work released it before its commit' });
+      // By the work itself, which is no loss and nothing to try again; or to find out about a commit().
+      if (commands.length > 0) {
+        throw new LockLostError({ resources, reason: 'the work released it before its commit' });
+      }
+      if (lease.lossReason !== undefined) return;
+    } else if (commands.length === 0) {
+      const wasHeld = await this.#releaseUncommitted(lease, options.onLost ?? 'throw');
+      if (!wasHeld) return;
+    } else {
+      const keep = lease.minHoldLeft > 0; // released later
+      const alsoHeld = scope.borrowed.map((borrowed) => borrowed.lease);
+      const order = { lease, alsoHeld, commands, keep, watch: scope.takeWatch() };
+      scope.countCommit(1); // before anything can be applied
+      try {
+        ({ replies } = await this.#parts.commits.commit(order));
+      } catch (error) {
+        if (wasNothingApplied(error)) scope.countCommit(-1);
+        throw scope.noteRefusal(error);
+      }
     }
-    if (commands.length === 0) return this.#releaseUncommitted(lease, options.onLost ?? 'throw');
-    const keep = lease.minHoldLeft > 0; // released later
-    const alsoHeld = scope.borrowed.map((borrowed) => borrowed.lease);
-    const order = { lease, alsoHeld, commands, keep, watch: scope.takeWatch() };
-    let replies: unknown[] | undefined;
-    scope.countCommit(1); // before anything can be applied
-    try {
-      ({ replies } = await this.#parts.commits.commit(order));
-    } catch (error) {
-      if (wasNothingApplied(error)) scope.countCommit(-1);
-      throw scope.noteRefusal(error);
-    }
-    if (!scope.isListenedTo) return;
-    if (replies === undefined) throw repliesLost(resources);
-    await scope.reportCommit(replies);
+    scope.sendOn();
+    await scope.reportCommit([batch], replies);
   }
 
   async #runIn<T>(scope: LockScope, work: Work<T>): Promise<T> {
+    let result: T;
     try {
       const returned = this.#parts.scopes.run(scope, () => work(scope));
       // `({ multi }) => multi.set(..)` returns the queue, which is nothing to wait for and no result.
-      return scope.isQueue(returned) ? (undefined as T) : await returned;
+      result = scope.isQueue(returned) ? (undefined as T) : await returned;
+    } catch (error) {
+      scope.fail();
+      await this.#parts.scopes.end(scope)?.catch((unheard: unknown) => {
+        this.#parts.logger.warn(
+          `Work under a lock failed, and a commit() that it did not wait for: ${String(unheard)}`,
+        );
+      });
+      throw error;
+    }
+    const ended = this.#parts.scopes.end(scope);
+    if (ended) await ended;
+    return result;
+  }
+
+  async #runListener(scope: LockScope, listener: () => unknown): Promise<void> {
+    try {
+      await this.#runIn(scope, listener);
+      scope.sendOn();
+    } catch (error) {
+      this.#parts.logger.error('A commit listener failed after its commit was applied', error);
     } finally {
-      const ended = this.#parts.scopes.end(scope);
-      if (ended) await ended;
+      scope.discard();
     }
   }
 
@@ -193,25 +218,29 @@ export class LockedWork {
     reliedOn: readonly Lease[],
     commands: readonly QueuedCommand[],
     watch: Watch | undefined,
-  ): Promise<unknown[]> {
+  ): Promise<unknown[] | undefined> {
     const alsoHeld = reliedOn.filter((each) => each !== lease);
-    const { replies } = await this.#parts.commits.commit({ lease, alsoHeld, commands, keep: true, watch });
-    if (replies !== undefined) return replies;
-    throw repliesLost(lease.resources);
+    const order = { lease, alsoHeld, commands, keep: true, watch };
+    return (await this.#parts.commits.commit(order)).replies;
   }
 
-  /** Nothing was queued, so that nothing but this release can tell whether the lock was held to the end. */
-  async #releaseUncommitted(lease: Lease, onLost: 'throw' | 'report'): Promise<void> {
+  /**
+   * Nothing was queued, so that nothing but this release can tell whether the lock was held to the end.
+   *
+   * @returns whether it was
+   */
+  async #releaseUncommitted(lease: Lease, onLost: 'throw' | 'report'): Promise<boolean> {
     if (lease.remaining <= 0) await this.#parts.keeper.upToDate(lease);
     const lost = lease.remaining <= 0;
     const release = await this.#release(lease);
-    if (!lost && release !== 'not ours') return;
+    if (!lost && release !== 'not ours') return true;
     const error = new LockLostError({
       resources: lease.resources,
       reason: 'it was not held any more when the work under it had ended',
     });
     if (onLost === 'throw') throw error;
     this.#parts.logger.warn(error.message);
+    return false;
   }
 
   /**
@@ -228,8 +257,4 @@ export class LockedWork {
       return undefined;
     }
   }
-}
-
-function repliesLost(resources: readonly string[]): LockOutcomeUnknownError {
-  return new LockOutcomeUnknownError('The commit was applied, but its replies were lost', { resources });
 }

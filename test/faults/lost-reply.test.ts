@@ -149,6 +149,17 @@ describe('a reply that is lost', () => {
     expect([heard, await one.redis.get(one.key('listened'))]).toEqual([[], '1']);
   });
 
+  it('to a commit of joined work that was applied is a success where nobody wanted to hear the replies', async () => {
+    const outer = one.locks.withLock('joined', { transaction: false, onLost: 'report' }, () =>
+      one.locks.withLock('joined', ({ multi }) => {
+        multi.incr(one.key('joined'));
+        proxy.dropNextReply();
+        return 'mine';
+      }),
+    );
+    expect([await outer, await one.redis.get(one.key('joined'))]).toEqual(['mine', '1']);
+  });
+
   it('to a commit that was applied is settled as such although the fence was deleted before', async () => {
     const result = await one.locks.withLock('fenceless', async ({ multi }) => {
       multi.incr(one.key('fenceless'));

@@ -295,7 +295,7 @@ describe('work under a lock', () => {
     expect(inspect(failed, { depth: 20, showHidden: true })).not.toContain('not to be logged');
   });
 
-  it('can commit in between and keep the lock, and tells its listeners once for each commit', async () => {
+  it('can commit in between and keep the lock, and tells a listener of its first commit', async () => {
     const heard: unknown[][] = [];
     await one.locks.withLock('stages', async ({ multi, commit, afterCommit, key, lock }) => {
       expect(key('a')).toBe('{stages}:a');
@@ -306,7 +306,7 @@ describe('work under a lock', () => {
       expect(await commit()).toEqual([]);
       multi.incr(one.key('stages'));
     });
-    expect(heard).toEqual([[1, 2], [3]]);
+    expect(heard).toEqual([[1, 2]]);
     expect(await data('stages')).toBe('3');
     expect(await one.redis.exists(ownerKey('stages'))).toBe(0);
   });

@@ -285,7 +285,6 @@ describe('inside of a scope', () => {
     await one.locks.withLock('acquired', async ({ lock }) => {
       const joined = await one.locks.acquire('acquired');
       expect(joined.token).toBe(lock.token);
-      expect(await one.locks.tryAcquire('acquired')).not.toBeNull();
       await joined.release();
       expect([joined.held, joined.remaining]).toEqual([false, 0]);
       await expect(joined.extend()).rejects.toBeInstanceOf(LockLostError);
@@ -330,7 +329,7 @@ describe('inside of a scope', () => {
       });
       outer.multi.incr(one.key('early'));
     });
-    expect(heard).toEqual([[1, 2, 3], [4]]);
+    expect(heard).toEqual([[1]]);
     expect(await data('early')).toBe('4');
   });
 

@@ -80,6 +80,54 @@ describe('commands queued under a lock', () => {
     }
   });
 
+  it('refuse an object or a Map in any place where ioredis would write it as [object Map]', () => {
+    const [fields, map] = [{ f: 1 }, new Map([['f', 1]])];
+    for (const object of [fields, map]) {
+      for (const [command, ...args] of [
+        ['HSET', 'k', 'f', object],
+        ['HSET', object],
+        ['HSET', object, 'f'],
+        ['HSET', 'k', [object]],
+        ['HMSET', 'k', 'f', object, 'g', 2],
+        ['MSET', 'k', object],
+        ['MSET', object, object],
+        ['MSETNX', 'k', object],
+      ] as const) {
+        const queue = queueOf();
+        const { multi } = queue as unknown as { multi: Loose };
+        expect(() => multi['call']?.(command, ...args)).toThrow(/an object is no argument/);
+        expect(() => queue.take()).toThrow(LockTransactionError);
+      }
+    }
+    const queue = queueOf();
+    const { multi } = queue as unknown as { multi: Loose };
+    multi['call']?.('hset', 'k', fields);
+    multi['call']?.('mset', map);
+    expect(queue.take().map(({ args }) => args)).toEqual([
+      ['hset', 'k', map],
+      ['mset', map],
+    ]);
+  });
+
+  it('refuse an instance of a class that has no text of its own, and take one that has', () => {
+    class Dto {
+      a = 1;
+    }
+    class Id {
+      toString = () => '507f191e';
+    }
+    for (const arg of [new Dto(), [new Dto()], new ArrayBuffer(2), new Uint8Array(2), Promise.resolve(1)]) {
+      const queue = queueOf();
+      expect(() => (queue.multi as unknown as Loose)['set']?.('a', arg)).toThrow(LockTransactionError);
+      expect(() => queue.take()).toThrow(LockTransactionError);
+    }
+    const queue = queueOf();
+    const date = new Date(0);
+    for (const arg of [new Id(), new URL('http://x/'), date, new String('text')])
+      (queue.multi as unknown as Loose)['set']?.('a', arg);
+    expect(queue.take().map(({ args }) => args[1])).toEqual(['507f191e', 'http://x/', String(date), 'text']);
+  });
+
   it('are taken as they are when they are queued', () => {
     const queue = queueOf();
     const [list, bytes, fields] = [['a', 'b'], Buffer.from('x'), { f: 1 }];
