@@ -13,8 +13,10 @@ const run = promisify(execFile);
 const NEST_11 = ['@nestjs/common@11', '@nestjs/core@11', 'reflect-metadata', 'rxjs'];
 const NEST_12 = ['@nestjs/common@12', '@nestjs/core@12', 'reflect-metadata', 'rxjs'];
 
-/** What makes Jest transform the package, which is ES modules, for CommonJS. */
-const IGNORE_PATTERNS = "transformIgnorePatterns: ['/node_modules/(?!nestjs-redis-lock/)']";
+/** What makes Jest transform the package, which is ES modules, for CommonJS; pnpm has it in a folder of a longer name. */
+const IGNORE_PATTERNS = "transformIgnorePatterns: ['/node_modules/(?!.*nestjs-redis-lock)']";
+/** What keeps ioredis, and with it the locks, going under Jest's fake timers. */
+const FAKE_TIMERS = "jest.useFakeTimers({ doNotFake: ['nextTick'] });";
 
 /** A service with a locked method and a transaction, in an application that is started and closed. */
 const APPLICATION = `
@@ -73,6 +75,22 @@ describe('an application', () => {
 });
 `;
 
+const TEST_WITH_FAKE_TIMERS = `
+${FAKE_TIMERS}
+${TEST('')}`;
+const JEST_OF_COMMONJS = {
+  'package.json': JSON.stringify({ private: true }),
+  'jest.config.js': `module.exports = {
+    transform: { '^.+\\\\.[jt]s$': ['@swc/jest', { jsc: { parser: { syntax: 'typescript', decorators: true },
+      transform: { legacyDecorator: true, decoratorMetadata: true } }, module: { type: 'commonjs' } }] },
+    ${IGNORE_PATTERNS},
+  };`,
+  'app.ts': APPLICATION,
+  'app.test.ts': TEST(''),
+  'fake-timers.test.ts': TEST_WITH_FAKE_TIMERS,
+};
+const PACKAGES_FOR_JEST = [...NEST_11, 'ioredis@5', 'jest@30', '@swc/core', '@swc/jest'];
+
 describe('case 10: a project that installs the packed package', () => {
   let folder: string;
   let tarball: string;
@@ -83,16 +101,20 @@ describe('case 10: a project that installs the packed package', () => {
   afterAll(() => rmSync(folder, { recursive: true, force: true }));
 
   /** A project of its own, with what it needs from the registry. */
-  async function project(name: string, packages: readonly string[], files: Record<string, string>) {
+  async function project(
+    name: string,
+    packages: readonly string[],
+    files: Record<string, string>,
+    installer: 'npm' | 'pnpm' = 'npm',
+  ) {
     const root = join(folder, name);
     mkdirSync(root);
     for (const [file, text] of Object.entries(files)) {
       mkdirSync(dirname(join(root, file)), { recursive: true });
       writeFileSync(join(root, file), text);
     }
-    await run('npm', ['install', '--no-audit', '--no-fund', '--no-save', tarball, ...packages], {
-      cwd: root,
-    });
+    if (installer === 'npm') await npmInstall(root, tarball, ...packages);
+    else await run(await pnpm(), ['add', tarball, ...packages], { cwd: root });
     return async (command: string, ...args: string[]): Promise<string> => {
       const env = { ...process.env, TEST_REDIS_URL: sharedRedisUrl(), CONSUMER: name };
       const { stdout, stderr } = await run(join(root, 'node_modules/.bin', command), args, {
@@ -105,6 +127,15 @@ describe('case 10: a project that installs the packed package', () => {
       return `${stdout}${stderr}`;
     };
   }
+  const npmInstall = (root: string, ...packages: string[]) =>
+    run('npm', ['install', '--no-audit', '--no-fund', '--no-save', ...packages], { cwd: root });
+  const pnpm = async () => {
+    const root = join(folder, 'pnpm');
+    mkdirSync(root);
+    writeFileSync(join(root, 'package.json'), '{ "private": true }');
+    await npmInstall(root, 'pnpm@10');
+    return join(root, 'node_modules/.bin/pnpm');
+  };
   const node = (name: string, file: string, binary = process.execPath) =>
     run(binary, [file], {
       cwd: join(folder, name),
@@ -200,23 +231,17 @@ describe('case 10: a project that installs the packed package', () => {
     }
   });
 
-  it('is tested with Jest as CommonJS, in the way that the README says', async () => {
-    const bin = await project(
-      'jest-cjs',
-      [...NEST_11, 'ioredis@5', 'jest@30', '@swc/core', '@swc/jest', '@types/jest@30'],
-      {
-        'package.json': json({ private: true }),
-        'jest.config.js': `module.exports = {
-          transform: { '^.+\\\\.[jt]s$': ['@swc/jest', { jsc: { parser: { syntax: 'typescript', decorators: true },
-            transform: { legacyDecorator: true, decoratorMetadata: true } }, module: { type: 'commonjs' } }] },
-          ${IGNORE_PATTERNS},
-        };`,
-        'app.ts': APPLICATION,
-        'app.test.ts': TEST(''),
-      },
-    );
-    expect(await bin('jest')).toContain('1 passed');
-    expect(readFileSync(join(import.meta.dirname, '../../README.md'), 'utf8')).toContain(IGNORE_PATTERNS);
+  it('is tested with Jest as CommonJS, also with fake timers, in the way that the README says', async () => {
+    const bin = await project('jest-cjs', PACKAGES_FOR_JEST, JEST_OF_COMMONJS);
+    expect(await bin('jest', '--runInBand')).toContain('Tests:       2 passed, 2 total');
+    const readme = readFileSync(join(import.meta.dirname, '../../README.md'), 'utf8');
+    expect(readme).toContain(IGNORE_PATTERNS);
+    expect(readme).toContain(FAKE_TIMERS);
+  });
+
+  it('is tested with Jest in the same way where pnpm has installed it', async () => {
+    const bin = await project('jest-pnpm', PACKAGES_FOR_JEST, JEST_OF_COMMONJS, 'pnpm');
+    expect(await bin('jest', '--runInBand')).toContain('Tests:       2 passed, 2 total');
   });
 
   it('is in order for publint, and for arethetypeswrong', async () => {
