@@ -6,6 +6,7 @@ import { getLockServiceToken } from './decorators/inject-lock-service.js';
 import { LockConfigurationError } from './errors/lock.errors.js';
 import { LockExceptionFilter } from './errors/lock-exception.filter.js';
 import { bindInstances } from './execution/instance-binding.js';
+import { LockServices } from './lock/lock-services.js';
 import { LockService } from './lock/lock.service.js';
 import { ConfigurableModuleClass, OPTIONS } from './redis-lock.module-definition.js';
 import type {
@@ -26,12 +27,17 @@ import { CurrentLockContext, LockScopes } from './transaction/lock-scopes.js';
   providers: [
     LockScopes,
     {
+      provide: LockServices,
+      inject: [LockScopes],
+      useFactory: (scopes: LockScopes) => new LockServices(scopes),
+    },
+    {
       provide: LockContext,
       inject: [LockScopes],
       useFactory: (scopes: LockScopes) => new CurrentLockContext(scopes),
     },
   ],
-  exports: [LockScopes, LockContext],
+  exports: [LockServices, LockContext],
 })
 class LockScopeModule {}
 
@@ -41,7 +47,8 @@ const NAME: unique symbol = Symbol('RedisLockModuleName');
 
 /**
  * Locks over one Redis: `RedisLockModule.forRoot({ connection: 'redis://..' })` in the root module, then
- * `@WithLock(..)` or LockService anywhere.
+ * `@WithLock(..)` or LockService anywhere. An application has one lock service for each `name`: where several modules set
+ * it up, with the same options they share it, and with different ones the boot fails with a LockConfigurationError.
  */
 @Module({})
 export class RedisLockModule extends ConfigurableModuleClass implements OnModuleInit {
@@ -113,8 +120,8 @@ function withLockService(definition: DynamicModule, name: string | undefined): D
     },
     {
       provide: token,
-      inject: [RESOLVED_OPTIONS, LockScopes],
-      useFactory: (options: ResolvedModuleOptions, scopes: LockScopes) => LockService.create(options, scopes),
+      inject: [RESOLVED_OPTIONS, LockServices],
+      useFactory: (options: ResolvedModuleOptions, services: LockServices) => services.get(name, options),
     },
   ];
   return {
@@ -128,9 +135,10 @@ function withLockService(definition: DynamicModule, name: string | undefined): D
 /**
  * Nest asks global filters from the last one registered to the first, and an APP_FILTER of a module that is imported
  * counts as later than the application's own: it would keep our errors from them. Hence the front of the list, which
- * Nest shows to nobody but its own classes.
+ * Nest shows to nobody but its own classes. One is enough, also for several instances.
  */
 function registerLast(moduleRef: ModuleRef, filter: ExceptionFilter): void {
   const { container } = moduleRef as unknown as { container: { applicationConfig: ApplicationConfig } };
-  container.applicationConfig.getGlobalFilters().unshift(filter);
+  const filters = container.applicationConfig.getGlobalFilters();
+  if (!filters.some((each) => each instanceof LockExceptionFilter)) filters.unshift(filter);
 }

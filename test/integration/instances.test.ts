@@ -152,26 +152,6 @@ describe('an instance with a locked method', () => {
     await one.close();
   });
 
-  it('made by useFactory has the service of the module it is in, however many there are', async () => {
-    const modules = ['one', 'two'].map((name) => {
-      const keyPrefix = `instances-${process.pid}-${name}`;
-      const connection = sharedRedisUrl();
-      class Feature {}
-      Module({
-        imports: [RedisLockModule.forRoot({ keyPrefix, connection, isGlobal: false })],
-        providers: [{ provide: `plain-${name}`, useFactory: () => new Plain() }],
-      })(Feature);
-      return { name, keyPrefix, Feature };
-    });
-    const all = await startLocks({}, { imports: modules.map(({ Feature }) => Feature) });
-    for (const { name, keyPrefix } of modules) {
-      await all.app.get<Plain>(`plain-${name}`, { strict: false }).token();
-      expect(await all.redis.keys(`${keyPrefix}:fence:*`)).toEqual([`${keyPrefix}:fence:{plain}`]);
-      await all.redis.del(`${keyPrefix}:fence:{plain}`);
-    }
-    await all.close();
-  });
-
   it('may be in two applications, and outlives the first of them', async () => {
     const shared = new Plain();
     const providers = [{ provide: 'shared', useValue: shared }];
