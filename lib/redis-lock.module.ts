@@ -1,5 +1,11 @@
 import { Inject, Module } from '@nestjs/common';
-import type { DynamicModule, ExceptionFilter, OnModuleInit, Provider } from '@nestjs/common';
+import type {
+  DynamicModule,
+  ExceptionFilter,
+  OnApplicationShutdown,
+  OnModuleInit,
+  Provider,
+} from '@nestjs/common';
 import { HttpAdapterHost, ModuleRef, ModulesContainer } from '@nestjs/core';
 import type { ApplicationConfig } from '@nestjs/core';
 import { getLockServiceToken } from './decorators/inject-lock-service.js';
@@ -51,8 +57,9 @@ const NAME: unique symbol = Symbol('RedisLockModuleName');
  * it up, with the same options they share it, and with different ones the boot fails with a LockConfigurationError.
  */
 @Module({})
-export class RedisLockModule extends ConfigurableModuleClass implements OnModuleInit {
-  readonly #bindInstances: () => void;
+export class RedisLockModule extends ConfigurableModuleClass implements OnModuleInit, OnApplicationShutdown {
+  readonly #bindInstances: () => () => void;
+  #unbindInstances: (() => void) | undefined;
 
   /** Called by Nest. */
   constructor(
@@ -77,7 +84,12 @@ export class RedisLockModule extends ConfigurableModuleClass implements OnModule
 
   /** Called by Nest. */
   onModuleInit(): void {
-    this.#bindInstances();
+    this.#unbindInstances = this.#bindInstances();
+  }
+
+  /** Called by Nest. */
+  onApplicationShutdown(): void {
+    this.#unbindInstances?.();
   }
 
   /** @throws LockConfigurationError naming the option that is wrong */

@@ -7,9 +7,8 @@ import { assertLockable, returnsObservable } from '../execution/lockable-method.
 import { parameterIndex } from '../execution/method-parameters.js';
 import { observeLocked, runLocked } from '../execution/run-locked.js';
 import type { LockedCall } from '../execution/run-locked.js';
-import type { LockService } from '../lock/lock.service.js';
 import type { Resource, WithLockOptions } from '../redis-lock.options.js';
-import { declareService } from '../execution/instance-binding.js';
+import { declareService, serviceOf } from '../execution/instance-binding.js';
 
 export interface WithLockDecoratorOptions<Args extends readonly never[] = never[]> extends WithLockOptions {
   /**
@@ -70,9 +69,9 @@ export function WithLock<const Key extends LockKey>(
       : returnsObservable(original, target, propertyKey);
     const run: (call: LockedCall) => unknown = isObservable ? observeLocked : runLocked;
 
-    const locked = function (this: Record<symbol, LockService | undefined>, ...args: unknown[]): unknown {
+    const locked = function (this: unknown, ...args: unknown[]): unknown {
       return run({
-        service: this?.[service],
+        service: () => serviceOf(this, service, described),
         method: described,
         resources: () => keyOfCall(args),
         options: lockOptions,

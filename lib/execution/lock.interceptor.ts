@@ -57,7 +57,7 @@ export function LockInterceptor(
     intercept(context: ExecutionContext, next: CallHandler): Observable<unknown> {
       const isStream = Reflect.getMetadata(NEST_SSE, context.getHandler()) === true;
       return observeLocked({
-        service: this.service,
+        service: () => this.service,
         method: described,
         resources: () => resourcesOf(context, typeof key === 'function', keyOfRequest),
         options: lockOptions,

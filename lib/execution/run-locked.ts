@@ -10,8 +10,8 @@ export type OnBusy = 'throw' | 'skip' | ((...args: never[]) => unknown);
 
 /** One call of something that is to run under a lock. */
 export interface LockedCall {
-  /** Undefined where Nest did not make the instance. */
-  readonly service: LockService | undefined;
+  /** May throw, where the instance has none. */
+  readonly service: () => LockService;
   /** For messages. */
   readonly method: string;
   readonly resources: () => Resource;
@@ -115,20 +115,14 @@ function passOn(result: unknown, left: AbortSignal, next: (value: unknown) => vo
 }
 
 async function acquireAndRun(
-  { service, method, resources, onBusy, args }: LockedCall,
+  { service, resources, onBusy, args }: LockedCall,
   options: WithLockOptions,
   work: (context: LockContext) => Promise<unknown>,
 ): Promise<unknown> {
-  if (service === undefined) {
-    throw new LockConfigurationError(
-      `${method}: this instance has no LockService. Nest injects it into what it makes itself; ` +
-        'an instance made by hand needs `locks.withLock(..)`',
-    );
-  }
-  const wanted = resources();
   let hasRun = false;
   try {
-    return await service.withLock(wanted, options, (context) => {
+    const locks = service();
+    return await locks.withLock(resources(), options, (context) => {
       hasRun = true;
       return work(context);
     });
