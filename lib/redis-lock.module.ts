@@ -12,6 +12,7 @@ import { getLockServiceToken } from './decorators/inject-lock-service.js';
 import { LockConfigurationError } from './errors/lock.errors.js';
 import { LockExceptionFilter } from './errors/lock-exception.filter.js';
 import { bindInstances } from './execution/instance-binding.js';
+import { HandlerCalls } from './execution/handler-calls.js';
 import { LockServices } from './lock/lock-services.js';
 import { LockService } from './lock/lock.service.js';
 import { ConfigurableModuleClass, OPTIONS } from './redis-lock.module-definition.js';
@@ -38,12 +39,17 @@ import { CurrentLockContext, LockScopes } from './transaction/lock-scopes.js';
       useFactory: (scopes: LockScopes) => new LockServices(scopes),
     },
     {
+      provide: HandlerCalls,
+      inject: [LockScopes],
+      useFactory: (scopes: LockScopes) => new HandlerCalls(scopes),
+    },
+    {
       provide: LockContext,
       inject: [LockScopes],
       useFactory: (scopes: LockScopes) => new CurrentLockContext(scopes),
     },
   ],
-  exports: [LockServices, LockContext],
+  exports: [LockServices, HandlerCalls, LockContext],
 })
 class LockScopeModule {}
 

@@ -44,6 +44,17 @@ type LockDecorator<Key> = <Method extends LockableMethod>(
  * Runs the method under a lock, in one of all processes at a time, and commits what it queued on
  * {@link LockContext.multi} only while the lock is held.
  *
+ * An Observable is locked from its subscription to its end, and what it queued is committed once, when it completes. A
+ * value that its completion follows at once, as the one of a promise, is given out after that commit, so that
+ * `firstValueFrom` and `take(1)` have it, or the error of the commit. Values of a stream are given out as they come.
+ * Unsubscribing frees the lock: after a value it is a success, and what was queued before that value is committed, with
+ * an error only in the log; before any value nothing is. When the Observable fails, nothing is. It does not run again
+ * once it has emitted. A stream whose values must not be seen before they are committed awaits
+ * {@link LockContext.commit} before it emits.
+ *
+ * A result that is read later is refused, since it would be read without the lock: a stream, a StreamableFile, a web
+ * Response, an async iterable, and a plain object that has one.
+ *
  * @param key `'order:<id>'` takes the argument of the parameter `id`, `<dto.customer.id>` a value inside of one,
  * `<0>` the first argument; several templates lock all or none. Or a function of the arguments.
  * @throws LockConfigurationError, when the class is defined, for a placeholder that binds to nothing or an option

@@ -282,6 +282,16 @@ export class LockScope extends LockContext {
     return this.#queue.take();
   }
 
+  /** How many commands its work has queued so far, also those that are committed. */
+  get queuedSoFar(): number {
+    return this.#queue.queuedSoFar;
+  }
+
+  /** Drops what its work has queued since. */
+  dropQueuedSince(before: number): void {
+    this.#queue.dropSince(before);
+  }
+
   /** Everything that is to be applied before what this scope queues next. */
   takeAllCommands(): { queue: CommandQueue; commands: QueuedCommand[] }[] {
     const outer = this.#committer === this ? [] : (this.#joined?.takeAllCommands() ?? []);
@@ -414,6 +424,7 @@ export function wasNothingApplied(error: unknown): boolean {
 }
 
 /** @param context the one that the work was given */
-export function forbidRerun(context: LockContext): void {
-  if (context instanceof LockScope) context.forbidRerun();
+export function scopeOf(context: LockContext): LockScope {
+  if (context instanceof LockScope) return context;
+  throw new LockScopeError('This LockContext is not the one that work is given');
 }
