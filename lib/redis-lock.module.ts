@@ -1,11 +1,19 @@
 import { Inject, Module } from '@nestjs/common';
-import type { DynamicModule, ExceptionFilter, OnModuleInit, Provider } from '@nestjs/common';
+import type {
+  DynamicModule,
+  ExceptionFilter,
+  OnApplicationShutdown,
+  OnModuleInit,
+  Provider,
+} from '@nestjs/common';
 import { HttpAdapterHost, ModuleRef, ModulesContainer } from '@nestjs/core';
 import type { ApplicationConfig } from '@nestjs/core';
 import { getLockServiceToken } from './decorators/inject-lock-service.js';
 import { LockConfigurationError } from './errors/lock.errors.js';
 import { LockExceptionFilter } from './errors/lock-exception.filter.js';
 import { bindInstances } from './execution/instance-binding.js';
+import { HandlerCalls } from './execution/handler-calls.js';
+import { LockServices } from './lock/lock-services.js';
 import { LockService } from './lock/lock.service.js';
 import { ConfigurableModuleClass, OPTIONS } from './redis-lock.module-definition.js';
 import type {
@@ -26,12 +34,22 @@ import { CurrentLockContext, LockScopes } from './transaction/lock-scopes.js';
   providers: [
     LockScopes,
     {
+      provide: LockServices,
+      inject: [LockScopes],
+      useFactory: (scopes: LockScopes) => new LockServices(scopes),
+    },
+    {
+      provide: HandlerCalls,
+      inject: [LockScopes],
+      useFactory: (scopes: LockScopes) => new HandlerCalls(scopes),
+    },
+    {
       provide: LockContext,
       inject: [LockScopes],
       useFactory: (scopes: LockScopes) => new CurrentLockContext(scopes),
     },
   ],
-  exports: [LockScopes, LockContext],
+  exports: [LockServices, HandlerCalls, LockContext],
 })
 class LockScopeModule {}
 
@@ -41,7 +59,8 @@ const NAME: unique symbol = Symbol('RedisLockModuleName');
 
 /**
  * Locks over one Redis: `RedisLockModule.forRoot({ connection: 'redis://..' })` in the root module, then
- * `@WithLock(..)` or LockService anywhere.
+ * `@WithLock(..)` or LockService anywhere. An application has one lock service for each `name`: where several modules set
+ * it up, with the same options they share it, and with different ones the boot fails with a LockConfigurationError.
  */
 @Module({
   // What forRoot and forRootAsync put in its place. Without them, this is what the boot fails by.
@@ -56,8 +75,9 @@ const NAME: unique symbol = Symbol('RedisLockModuleName');
     },
   ],
 })
-export class RedisLockModule extends ConfigurableModuleClass implements OnModuleInit {
-  readonly #bindInstances: () => void;
+export class RedisLockModule extends ConfigurableModuleClass implements OnModuleInit, OnApplicationShutdown {
+  readonly #bindInstances: () => () => void;
+  #unbindInstances: (() => void) | undefined;
 
   /** Called by Nest. */
   constructor(
@@ -82,7 +102,12 @@ export class RedisLockModule extends ConfigurableModuleClass implements OnModule
 
   /** Called by Nest. */
   onModuleInit(): void {
-    this.#bindInstances();
+    this.#unbindInstances = this.#bindInstances();
+  }
+
+  /** Called by Nest. */
+  onApplicationShutdown(): void {
+    this.#unbindInstances?.();
   }
 
   /** @throws LockConfigurationError naming the option that is wrong */
@@ -125,8 +150,8 @@ function withLockService(definition: DynamicModule, name: string | undefined): D
     },
     {
       provide: token,
-      inject: [RESOLVED_OPTIONS, LockScopes],
-      useFactory: (options: ResolvedModuleOptions, scopes: LockScopes) => LockService.create(options, scopes),
+      inject: [RESOLVED_OPTIONS, LockServices],
+      useFactory: (options: ResolvedModuleOptions, services: LockServices) => services.get(name, options),
     },
   ];
   return {
@@ -140,9 +165,10 @@ function withLockService(definition: DynamicModule, name: string | undefined): D
 /**
  * Nest asks global filters from the last one registered to the first, and an APP_FILTER of a module that is imported
  * counts as later than the application's own: it would keep our errors from them. Hence the front of the list, which
- * Nest shows to nobody but its own classes.
+ * Nest shows to nobody but its own classes. One is enough, also for several instances.
  */
 function registerLast(moduleRef: ModuleRef, filter: ExceptionFilter): void {
   const { container } = moduleRef as unknown as { container: { applicationConfig: ApplicationConfig } };
-  container.applicationConfig.getGlobalFilters().unshift(filter);
+  const filters = container.applicationConfig.getGlobalFilters();
+  if (!filters.some((each) => each instanceof LockExceptionFilter)) filters.unshift(filter);
 }

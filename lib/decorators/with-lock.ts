@@ -6,8 +6,7 @@ import { assertLockable, returnsObservable } from '../execution/lockable-method.
 import { parameterAt, parameterIndex } from '../execution/method-parameters.js';
 import { observeLocked, runLocked } from '../execution/run-locked.js';
 import type { LockedCall } from '../execution/run-locked.js';
-import type { LockService } from '../lock/lock.service.js';
-import { declareService } from '../execution/instance-binding.js';
+import { declareService, serviceOf } from '../execution/instance-binding.js';
 import type {
   LockDecorator,
   LockKeyOf,
@@ -19,6 +18,17 @@ import type {
 /**
  * Runs the method under a lock, in one of all processes at a time, and commits what it queued on
  * {@link LockContext.multi} only while the lock is held.
+ *
+ * An Observable is locked from its subscription to its end, and what it queued is committed once, when it completes. A
+ * value that its completion follows at once, as the one of a promise, is given out after that commit, so that
+ * `firstValueFrom` and `take(1)` have it, or the error of the commit. Values of a stream are given out as they come.
+ * Unsubscribing frees the lock: after a value it is a success, and what was queued before that value is committed, with
+ * an error only in the log; before any value nothing is. When the Observable fails, nothing is. It does not run again
+ * once it has emitted. A stream whose values must not be seen before they are committed awaits
+ * {@link LockContext.commit} before it emits.
+ *
+ * A result that is read later is refused, since it would be read without the lock: a stream, a StreamableFile, a web
+ * Response, an async iterable, and a plain object that has one.
  *
  * @param key `'order:<id>'` takes the argument of the parameter `id`, `<dto.customer.id>` a value inside of one,
  * `<0>` the first argument; several templates lock all or none. Or a function of the arguments. A name of one or two
@@ -56,9 +66,9 @@ export function WithLock<
       : returnsObservable(original, target, propertyKey);
     const run: (call: LockedCall) => unknown = isObservable ? observeLocked : runLocked;
 
-    const locked = function (this: Record<symbol, LockService | undefined>, ...args: unknown[]): unknown {
+    const locked = function (this: unknown, ...args: unknown[]): unknown {
       return run({
-        service: this?.[service],
+        service: () => serviceOf(this, service, described),
         method: described,
         resources: () => keyOfCall(args),
         options: lockOptions,

@@ -2,13 +2,14 @@ import 'reflect-metadata';
 import { Inject } from '@nestjs/common';
 import type { ModulesContainer } from '@nestjs/core';
 import { getLockServiceToken } from '../decorators/inject-lock-service.js';
+import { LockConfigurationError, LockNotAcquiredError } from '../errors/lock.errors.js';
 import type { LockService } from '../lock/lock.service.js';
 
 /** Properties through which the locked methods of a class find their lock services, by the service's name. */
 const SERVICES: unique symbol = Symbol.for('nestjs-redis-lock.services');
 
-/** The services that an instance which Nest did not make was given, of all applications that it is in. */
-const CANDIDATES: unique symbol = Symbol('nestjs-redis-lock.candidates');
+/** What an instance that Nest did not make was given, by the property that has it. */
+const BINDINGS: unique symbol = Symbol('nestjs-redis-lock.bindings');
 
 type Services = ReadonlyMap<string | undefined, symbol>;
 
@@ -34,25 +35,52 @@ export function declareService(prototype: object, name: string | undefined): sym
 }
 
 /**
+ * The lock service of an instance.
+ *
+ * @throws LockConfigurationError when it has none, LockNotAcquiredError when its application has closed
+ */
+export function serviceOf(instance: unknown, property: symbol, method: string): LockService {
+  if (typeof instance !== 'object' || instance === null) {
+    throw new LockConfigurationError(
+      `${method}: it was called without its instance: \`this\` is ${String(instance)}`,
+    );
+  }
+  const service = (instance as Record<symbol, LockService | undefined>)[property];
+  if (service !== undefined) return service;
+  if (property in instance) throw new LockNotAcquiredError('shutdown');
+  throw new LockConfigurationError(
+    `${method}: this instance has no LockService. Nest injects it into what it makes of a class, and RedisLockModule ` +
+      'gives it, at start-up, to what useValue and useFactory provide in a module that sees it. Neither reaches an ' +
+      'instance that is made by hand or frozen, nor one of a useFactory that runs later: in REQUEST or TRANSIENT scope, ' +
+      'or in a module that is loaded lazily. Provide it by useClass, have the factory return ' +
+      '`moduleRef.create(TheClass)`, or call `locks.withLock(..)`',
+  );
+}
+
+/**
  * Gives the lock service to instances that Nest did not make, and therefore injected nothing into: those of `useValue`
- * and `useFactory`, in the modules that can see the lock module. One that is made later, for a request for example, or
- * that is frozen, cannot be reached; its locked methods throw.
+ * and `useFactory`, in the modules that can see the lock module.
+ *
+ * @returns takes it away again: such an instance may live longer than the application
  */
 export function bindInstances(
   modules: ModulesContainer,
   lockModule: object,
   name: string | undefined,
   service: LockService,
-): void {
+): () => void {
   const own = [...modules.values()].find(({ instance }) => instance === lockModule);
+  const bindings = new Set<Binding>();
   for (const module of modules.values()) {
     if (!own || !sees(module, own)) continue;
     for (const { instance, isNotMetatype } of module.providers.values()) {
       if (!isNotMetatype || typeof instance !== 'object' || instance === null) continue;
-      const property = servicesOf((instance as object).constructor).get(name);
-      if (property !== undefined) bind(instance, property, service, own.isGlobal);
+      const binding = bindingOf(instance as object, name);
+      binding?.add(service, own.isGlobal);
+      if (binding) bindings.add(binding);
     }
   }
+  return () => bindings.forEach((binding) => binding.delete(service));
 }
 
 type ModuleOfNest = ModulesContainer extends Map<string, infer Module> ? Module : never;
@@ -65,17 +93,45 @@ function sees(module: ModuleOfNest, own: ModuleOfNest): boolean {
 }
 
 /**
- * An instance may be in several applications, at once or one after the other: it has the first service that is not
- * closed, one that its module imports before a global one.
+ * An instance may be in several applications, at once or one after the other: it has the first service, one that its
+ * module imports before a global one.
  */
-function bind(instance: object, property: symbol, service: LockService, isGlobal: boolean): void {
-  const known = (instance as Record<symbol, LockService[] | undefined>)[CANDIDATES];
-  if (known) return void (isGlobal ? known.push(service) : known.unshift(service));
-  if (property in instance || !Object.isExtensible(instance)) return;
-  const candidates = [service];
-  Object.defineProperty(instance, CANDIDATES, { value: candidates });
-  const firstOpen = () => candidates.find(({ isClosed }) => !isClosed) ?? candidates.at(-1);
-  Object.defineProperty(instance, property, { get: firstOpen });
+class Binding {
+  #services: readonly LockService[] = [];
+
+  /** None when all of its applications have closed. */
+  get service(): LockService | undefined {
+    return this.#services[0];
+  }
+
+  add(service: LockService, isGlobal: boolean): void {
+    if (this.#services.includes(service)) return;
+    this.#services = isGlobal ? [...this.#services, service] : [service, ...this.#services];
+  }
+
+  delete(service: LockService): void {
+    this.#services = this.#services.filter((each) => each !== service);
+  }
+}
+
+/** @returns undefined for an instance that has no locked method with that service, or cannot be given it */
+function bindingOf(instance: object, name: string | undefined): Binding | undefined {
+  try {
+    const property = servicesOf((Object.getPrototypeOf(instance) as object | null)?.constructor).get(name);
+    if (property === undefined) return undefined;
+    const bindings = Object.getOwnPropertyDescriptor(instance, BINDINGS)?.value as
+      Map<symbol, Binding> | undefined;
+    const known = bindings?.get(property);
+    if (known) return known;
+    if (property in instance || !Object.isExtensible(instance)) return undefined;
+    const binding = new Binding();
+    Object.defineProperty(instance, property, { get: () => binding.service });
+    if (bindings) bindings.set(property, binding);
+    else Object.defineProperty(instance, BINDINGS, { value: new Map([[property, binding]]) });
+    return binding;
+  } catch {
+    return undefined; // a Proxy may throw whatever it is asked; if it has a locked method, a call of that says so
+  }
 }
 
 /** Also those that were declared by a class above. */

@@ -1,4 +1,4 @@
-import { BadRequestException, Inject, Injectable } from '@nestjs/common';
+import { BadRequestException, Inject, Injectable, Optional } from '@nestjs/common';
 import type { CallHandler, ExecutionContext, NestInterceptor, Type } from '@nestjs/common';
 import { of } from 'rxjs';
 import type { Observable } from 'rxjs';
@@ -9,6 +9,7 @@ import type { Resource, WithLockOptions } from '../redis-lock.options.js';
 import { compileKey } from './lock-key.js';
 import type { KeyOfCall, LockKey } from './lock-key.js';
 import { INTERCEPTOR_OPTIONS, checkLockOptions } from './lock-options.js';
+import { HandlerCalls } from './handler-calls.js';
 import { observeLocked } from './run-locked.js';
 import type { OnBusy } from './run-locked.js';
 
@@ -32,9 +33,15 @@ const NEST_SSE = '__sse__';
  * HTTP has `<params.x>`, `<query.x>`, `<body.x>`, `<headers.x>` and `<user.x>`; messages and WebSockets have `<data.x>`;
  * GraphQL has `<args.x>` and, of the request in its context, `<user.x>` and `<headers.x>`. A missing value is a 400.
  *
+ * The lock is held until the handler's own promise has ended, also when the request is given up on before, by a timeout
+ * interceptor on either side of this one, or since the client has left; and that end decides, as it does with `@WithLock`:
+ * what it queued is committed, unless it threw. An error that comes while the handler runs is passed on at once. An
+ * answer comes after the commit; for a handler that returns an Observable, see {@link WithLock}.
+ *
  * Its limits: it sees the request as it came, not what pipes make of it. It does not run for field resolvers of GraphQL,
- * nor for calls from code, schedules and queues; `@WithLock` does. The last value is held back until the commit, but
- * for `@Sse`, where a value is on its way before that; and there a refusal cannot be a 423, since the stream has begun.
+ * nor for calls from code, schedules and queues; `@WithLock` does. What a handler starts and does not await runs without
+ * the lock. A refusal of `@Sse` cannot be a 423, since the stream has begun. A handler that returns a stream, a
+ * StreamableFile for example, is refused with a LockConfigurationError: it would be read without the lock.
  *
  * @param key templates, or a function of the ExecutionContext
  * @throws LockConfigurationError for a placeholder that names no source, or a wrong option
@@ -57,19 +64,23 @@ export function LockInterceptor(
 
   @Injectable()
   class LockingInterceptor implements NestInterceptor {
-    constructor(@Inject(getLockServiceToken(instance)) private readonly service: LockService) {}
+    constructor(
+      @Inject(getLockServiceToken(instance)) private readonly service: LockService,
+      // Missing where somebody makes the interceptor by hand: then the lock is given up when the Observable is left.
+      @Optional() @Inject(HandlerCalls) private readonly calls?: HandlerCalls,
+    ) {}
 
     intercept(context: ExecutionContext, next: CallHandler): Observable<unknown> {
       const isStream = Reflect.getMetadata(NEST_SSE, context.getHandler()) === true;
       return observeLocked({
-        service: this.service,
+        service: () => this.service,
         method: described,
         resources: () => resourcesOf(context, typeof key === 'function', keyOfRequest),
         options: lockOptions,
         onBusy: isStream ? onBusy : withValue(onBusy),
         args: [context],
         work: () => next.handle(),
-        holdsBack: !isStream,
+        observeHandler: (scope) => this.calls?.begin(context.getHandler() as () => unknown, scope),
       });
     }
   }

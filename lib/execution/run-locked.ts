@@ -1,17 +1,20 @@
-import { Observable, from, fromEvent, isObservable, takeUntil } from 'rxjs';
-import { LockConfigurationError, LockNotAcquiredError } from '../errors/lock.errors.js';
-import type { LockService } from '../lock/lock.service.js';
+import { Logger } from '@nestjs/common';
+import { Observable, isObservable } from 'rxjs';
+import { LockNotAcquiredError } from '../errors/lock.errors.js';
+import { LockService } from '../lock/lock.service.js';
 import type { Resource, WithLockOptions } from '../redis-lock.options.js';
 import type { LockContext } from '../transaction/lock-context.js';
-import { forbidRerun } from '../transaction/lock-scope.js';
+import type { HandlerRun } from './handler-calls.js';
+import { ObservedWork, UNSUBSCRIBED } from './observed-work.js';
+import { refuseBody } from './read-later.js';
 
 /** What happens when the lock is not to be had: the LockNotAcquiredError, nothing, or what a function says. */
 export type OnBusy = 'throw' | 'skip' | ((...args: never[]) => unknown);
 
 /** One call of something that is to run under a lock. */
 export interface LockedCall {
-  /** Undefined where Nest did not make the instance. */
-  readonly service: LockService | undefined;
+  /** May throw, where the instance has none. */
+  readonly service: () => LockService;
   /** For messages. */
   readonly method: string;
   readonly resources: () => Resource;
@@ -19,62 +22,44 @@ export interface LockedCall {
   readonly onBusy: OnBusy;
   readonly args: readonly unknown[];
   readonly work: () => unknown;
-  /** Of an Observable: whether its last value waits for the commit. */
-  readonly holdsBack?: boolean;
+  /** Of an interceptor: begins to observe the handler, which runs on when its Observable is left. */
+  readonly observeHandler?: (context: LockContext) => HandlerRun | undefined;
 }
 
 /** Key, lock, work, commit. Everything that goes wrong is a rejection; without a lock the work does not run. */
 export function runLocked(call: LockedCall): Promise<unknown> {
-  const checked = (result: unknown) => {
-    const kind = kindOfStream(result);
-    if (kind === undefined) return result;
-    throw new LockConfigurationError(
-      `${call.method}: it returned ${kind}, which would run on without its lock`,
-    );
-  };
+  const checked = (result: unknown) => refuseBody(result, call.method, "Say returns: 'observable'");
   return acquireAndRun(call, call.options, () => {
     const result = call.work();
     return result instanceof Promise ? result.then(checked) : Promise.resolve(result).then(checked);
   });
 }
 
-/** What is consumed after the method has returned, if the result is of that kind. */
-function kindOfStream(result: unknown): string | undefined {
-  if (isObservable(result)) return "an Observable (say returns: 'observable')";
-  const isAsyncIterable = typeof result === 'object' && result !== null && Symbol.asyncIterator in result;
-  return isAsyncIterable ? 'an async iterable' : undefined;
-}
-
 /**
- * The same for an Observable: the lock is asked for when it is subscribed to, and held until it ends, however it
- * does. What was queued is committed before the completion is passed on. When it is unsubscribed from before its end,
- * nothing is committed.
+ * The same for an Observable: the lock is asked for when it is subscribed to, and held until it ends, however it does;
+ * see {@link ObservedWork}.
  */
 export function observeLocked(call: LockedCall): Observable<unknown> {
   return new Observable((subscriber) => {
     // Both stop the waiting, but only an unsubscription stops work that has begun.
     const left = new AbortController();
     const unwanted = new AbortController();
-    const { signal } = call.options;
+    const { signal, onLost } = call.options;
     const onAbort = () => unwanted.abort(signal?.reason);
     signal?.addEventListener('abort', onAbort);
     if (signal?.aborted) onAbort();
 
     let heldBack: unknown[] = [];
-    acquireAndRun(call, { ...call.options, signal: unwanted.signal }, (context) => {
-      heldBack = [];
-      const lossOf = context.signal;
-      const onLoss = () => left.abort(lossOf.reason);
-      return passOn(call.work(), left.signal, (value) => {
-        const values = call.holdsBack ? heldBack : [value];
-        if (call.holdsBack) heldBack = [value];
-        if (values.length > 0) {
-          forbidRerun(context);
-          // It may never end by itself, and what it gave out cannot be taken back: with its lock it ends.
-          if (call.options.onLost !== 'report') lossOf.addEventListener('abort', onLoss, { once: true });
-        }
-        for (const each of values) subscriber.next(each);
-      }).finally(() => lossOf.removeEventListener('abort', onLoss));
+    acquireAndRun(call, { ...call.options, signal: unwanted.signal }, async (context) => {
+      heldBack = await new ObservedWork({
+        method: call.method,
+        context,
+        left: left.signal,
+        endsWithLock: onLost !== 'report',
+        handler: call.observeHandler?.(context),
+        give: (value) => subscriber.next(value),
+        fail: (error) => subscriber.error(error),
+      }).run(call.work);
     })
       .then(
         (insteadOfWork) => {
@@ -83,7 +68,10 @@ export function observeLocked(call: LockedCall): Observable<unknown> {
           if (insteadOfWork !== undefined) subscriber.next(insteadOfWork);
           subscriber.complete();
         },
-        (error: unknown) => subscriber.error(error),
+        (error: unknown) => {
+          if (subscriber.closed) logUnheard(call.method, error);
+          subscriber.error(error);
+        },
       )
       .finally(() => signal?.removeEventListener('abort', onAbort));
     return () => {
@@ -93,42 +81,22 @@ export function observeLocked(call: LockedCall): Observable<unknown> {
   });
 }
 
-const UNSUBSCRIBED = new Error('The Observable was unsubscribed from before its end');
-
-/** Subscribes within the scope that it is called in; settles when the source ends or nobody wants it any more. */
-function passOn(result: unknown, left: AbortSignal, next: (value: unknown) => void): Promise<void> {
-  const source = isObservable(result) ? result : from(Promise.resolve(result));
-  return new Promise((resolve, reject) => {
-    const onLeft = () => reject(left.reason); // so that nothing is committed
-    left.addEventListener('abort', onLeft);
-    const end = (settle: () => void) => {
-      left.removeEventListener('abort', onLeft);
-      settle();
-    };
-    source.pipe(takeUntil(fromEvent(left, 'abort'))).subscribe({
-      next,
-      error: (error: unknown) => end(() => reject(error)),
-      complete: () => end(resolve),
-    });
-    if (left.aborted) onLeft();
-  });
+/** The caller has left, or has heard of something else before. */
+function logUnheard(method: string, error: unknown): void {
+  if (error === UNSUBSCRIBED || (error instanceof LockNotAcquiredError && error.cause === UNSUBSCRIBED))
+    return;
+  new Logger(LockService.name).warn(`${method} failed after its caller had left: ${String(error)}`);
 }
 
 async function acquireAndRun(
-  { service, method, resources, onBusy, args }: LockedCall,
+  { service, resources, onBusy, args }: LockedCall,
   options: WithLockOptions,
   work: (context: LockContext) => Promise<unknown>,
 ): Promise<unknown> {
-  if (service === undefined) {
-    throw new LockConfigurationError(
-      `${method}: this instance has no LockService, which Nest injects into what it makes of a class. ` +
-        'Provide the class itself, or inject LockService and call `locks.withLock(..)`',
-    );
-  }
-  const wanted = resources();
   let hasRun = false;
   try {
-    return await service.withLock(wanted, options, (context) => {
+    const locks = service();
+    return await locks.withLock(resources(), options, (context) => {
       hasRun = true;
       return work(context);
     });

@@ -65,6 +65,8 @@ export class LockService
   readonly #logger = new Logger(LockService.name);
   readonly #running = new InFlight();
   readonly #aborts = new AbortListeners();
+  #opened: Promise<void> | undefined;
+  #ended: Promise<void> | undefined;
   #closed: Promise<void> | undefined;
   #lastKeys: { resource: string; slot: string | undefined; keys: readonly ResourceKeys[] } | undefined;
 
@@ -258,8 +260,14 @@ export class LockService
     return this.#store.forceRelease(this.#keysNamed(resource, options, 'forceRelease'));
   }
 
-  /** Called by Nest. Opens the connections and tries them out. Booting never needs Redis: that may also fail. */
-  async onModuleInit(): Promise<void> {
+  /** Called by Nest, once for each module that provides it. Opens the connections and tries them out. */
+  onModuleInit(): Promise<void> {
+    this.#opened ??= this.#open();
+    return this.#opened;
+  }
+
+  /** Booting never needs Redis: that may also fail. */
+  async #open(): Promise<void> {
     try {
       const servers = await this.#connections.servers.all();
       await Promise.all(servers.map((server) => server.open()));
@@ -275,7 +283,12 @@ export class LockService
   }
 
   /** Called by Nest. Lets the work under locks end, while the HTTP server still answers. */
-  async beforeApplicationShutdown(): Promise<void> {
+  beforeApplicationShutdown(): Promise<void> {
+    this.#ended ??= this.#letWorkEnd();
+    return this.#ended;
+  }
+
+  async #letWorkEnd(): Promise<void> {
     await this.onModuleDestroy();
     const { shutdownTimeout } = this.#options;
     await within(shutdownTimeout, this.#running.drained()).catch(() => {

@@ -267,6 +267,16 @@ export class LockScope extends LockContext {
     });
   }
 
+  /** How many commands its work has queued so far, also those that are committed. */
+  get queuedSoFar(): number {
+    return this.#pending.queue.queuedSoFar;
+  }
+
+  /** Drops what its work has queued since. */
+  dropQueuedSince(before: number): void {
+    this.#pending.queue.dropSince(before);
+  }
+
   /**
    * What is left to be committed at the end, with all listeners.
    *
@@ -490,6 +500,7 @@ export function wasNothingApplied(error: unknown): boolean {
 }
 
 /** @param context the one that the work was given */
-export function forbidRerun(context: LockContext): void {
-  if (context instanceof LockScope) context.forbidRerun();
+export function scopeOf(context: LockContext): LockScope {
+  if (context instanceof LockScope) return context;
+  throw new LockScopeError('This LockContext is not the one that work is given');
 }

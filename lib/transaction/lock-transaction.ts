@@ -75,6 +75,7 @@ export class CommandQueue {
   readonly #client: TransactionClient;
   readonly #keys: readonly ResourceKeys[];
   #commands: QueuedCommand[] = [];
+  #queuedSoFar = 0;
   #doom: LockTransactionError | undefined;
 
   /** What the work gets as `multi`. */
@@ -123,6 +124,17 @@ export class CommandQueue {
   /** Takes over commands that were queued elsewhere under the same lock. */
   add(commands: readonly QueuedCommand[]): void {
     for (const command of commands) this.#commands.push(command);
+    this.#queuedSoFar += commands.length;
+  }
+
+  /** How many were queued so far, also those that were taken. */
+  get queuedSoFar(): number {
+    return this.#queuedSoFar;
+  }
+
+  /** Drops those that were queued since, as far as they were not taken. */
+  dropSince(queuedSoFar: number): void {
+    this.#commands.splice(Math.max(0, this.#commands.length - (this.#queuedSoFar - queuedSoFar)));
   }
 
   /** Has commands that were taken applied before everything else after all. */
@@ -151,6 +163,7 @@ export class CommandQueue {
       const elsewhere = keyElsewhere(this.#client, this.#keys, keysOf(command, taken));
       if (elsewhere) throw new TypeError(elsewhere);
       this.#commands.push({ method, args: called ? [name, ...taken] : taken });
+      this.#queuedSoFar += 1;
     } catch (error) {
       throw this.#refuse(`${command} cannot be queued: ${(error as Error).message}`);
     }

@@ -1,8 +1,17 @@
 import { Injectable, Module, Scope } from '@nestjs/common';
-import { ContextIdFactory } from '@nestjs/core';
+import { ContextIdFactory, LazyModuleLoader, ModuleRef } from '@nestjs/core';
 import { describe, expect, it } from '@jest/globals';
-import { LockConfigurationError, LockContext, RedisLockModule, WithLock } from '../../lib/index.js';
-import { startLocks } from '../support/lock-application.js';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
+import {
+  LockConfigurationError,
+  LockContext,
+  LockService,
+  RedisLockModule,
+  WithLock,
+} from '../../lib/index.js';
+import { eventually } from '../support/eventually.js';
+import { assertNothingLeft, startLocks } from '../support/lock-application.js';
 import { sharedRedisUrl } from '../support/redis/test-redis.js';
 
 class Plain {
@@ -82,7 +91,6 @@ describe('an instance with a locked method', () => {
         providers: [
           { provide: 'value', useValue: value },
           { provide: 'factory', useFactory: async () => new Plain() },
-          { provide: 'late', scope: Scope.REQUEST, useFactory: () => new Plain() },
         ],
       },
     );
@@ -91,8 +99,78 @@ describe('an instance with a locked method', () => {
       instance.context = one.context;
       expect(await instance.token()).toContain(':');
     }
-    const late = await one.app.resolve<Plain>('late', ContextIdFactory.create());
-    await expect(late.token()).rejects.toBeInstanceOf(LockConfigurationError);
+    await one.close();
+    await expect(value.token()).rejects.toMatchObject({ reason: 'shutdown' });
+  });
+
+  it('case 8: that nobody could give a lock service says so, and what to do', async () => {
+    const useFactory = () => new Plain();
+    class Lazy {}
+    Module({ providers: [{ provide: 'lazy', useFactory }] })(Lazy);
+    const one = await startLocks(
+      {},
+      {
+        providers: [
+          { provide: 'request', scope: Scope.REQUEST, useFactory },
+          { provide: 'transient', scope: Scope.TRANSIENT, useFactory },
+          { provide: 'frozen', useValue: Object.freeze(new Plain()) },
+        ],
+      },
+    );
+    const lazy = await one.app.get(LazyModuleLoader).load(() => Lazy);
+    const unbound = {
+      request: await one.app.resolve<Plain>('request', ContextIdFactory.create()),
+      transient: await one.app.resolve<Plain>('transient'),
+      lazily: lazy.get<Plain>('lazy'),
+      frozen: one.app.get<Plain>('frozen'),
+      'by hand': new Plain(),
+    };
+    for (const [why, instance] of Object.entries(unbound)) {
+      await expect(instance.token()).rejects.toBeInstanceOf(LockConfigurationError);
+      await expect(instance.token()).rejects.toThrow(
+        new RegExp(`@WithLock on Plain\\.token: .* ${why}.*moduleRef\\.create`, 'is'),
+      );
+    }
+    const { token } = new Plain();
+    await expect(token.call(undefined as never)).rejects.toThrow(/called without its instance/);
+    await one.close();
+  });
+
+  it('case 8: that a factory of REQUEST scope has Nest make is locked, also in a module that is loaded lazily', async () => {
+    const viaNest = {
+      inject: [ModuleRef],
+      useFactory: (moduleRef: ModuleRef) => moduleRef.create(Base),
+    };
+    class Lazy {}
+    Module({ providers: [{ provide: 'lazy', ...viaNest }] })(Lazy);
+    const one = await startLocks(
+      {},
+      { providers: [{ provide: 'request', scope: Scope.REQUEST, ...viaNest }] },
+    );
+    const request = await one.app.resolve<Base>('request', ContextIdFactory.create());
+    expect(await request.locked()).toContain(':');
+    const lazy = await one.app.get(LazyModuleLoader).load(() => Lazy);
+    expect(await lazy.get<Base>('lazy').locked()).toContain(':');
+    await one.close();
+  });
+
+  it('that throws for names it does not know does not end the boot', async () => {
+    // As stand-ins in tests do. Nest itself asks for `then`, its hooks, the constructor and the prototype.
+    const refuse = (what: string) => () => {
+      throw new Error(`nobody expects ${what}`);
+    };
+    const useValue = new Proxy(new Plain(), {
+      get: (_target, name) => {
+        if (name === 'constructor') return Plain;
+        return /^(then|on[A-Z]|before[A-Z])/.test(String(name)) ? undefined : refuse(`get ${String(name)}`)();
+      },
+      has: refuse('has'),
+      getOwnPropertyDescriptor: refuse('getOwnPropertyDescriptor'),
+      defineProperty: refuse('defineProperty'),
+      isExtensible: refuse('isExtensible'),
+    });
+    const one = await startLocks({}, { providers: [{ provide: 'stand-in', useValue }] });
+    expect(await one.locks.withLock('x', () => 'booted')).toBe('booted');
     await one.close();
   });
 
@@ -152,24 +230,34 @@ describe('an instance with a locked method', () => {
     await one.close();
   });
 
-  it('made by useFactory has the service of the module it is in, however many there are', async () => {
-    const modules = ['one', 'two'].map((name) => {
-      const keyPrefix = `instances-${process.pid}-${name}`;
-      const connection = sharedRedisUrl();
-      class Feature {}
-      Module({
-        imports: [RedisLockModule.forRoot({ keyPrefix, connection, isGlobal: false })],
-        providers: [{ provide: `plain-${name}`, useFactory: () => new Plain() }],
-      })(Feature);
-      return { name, keyPrefix, Feature };
-    });
-    const all = await startLocks({}, { imports: modules.map(({ Feature }) => Feature) });
-    for (const { name, keyPrefix } of modules) {
-      await all.app.get<Plain>(`plain-${name}`, { strict: false }).token();
-      expect(await all.redis.keys(`${keyPrefix}:fence:*`)).toEqual([`${keyPrefix}:fence:{plain}`]);
-      await all.redis.del(`${keyPrefix}:fence:{plain}`);
+  it('made by useValue has both services when its methods want two', async () => {
+    class Two {
+      @WithLock('a')
+      async first(): Promise<string> {
+        return 'first';
+      }
+
+      @WithLock('a', { instance: 'second' })
+      async second(): Promise<string> {
+        return 'second';
+      }
     }
-    await all.close();
+    const keyPrefix = `instances-${process.pid}-second`;
+    const one = await startLocks(
+      {},
+      {
+        imports: [RedisLockModule.forRoot({ name: 'second', connection: sharedRedisUrl(), keyPrefix })],
+        providers: [{ provide: 'two', useValue: new Two() }],
+      },
+    );
+    const two = one.app.get<Two>('two');
+    await using lock = await one.locks.acquire('a');
+    await expect(two.first()).rejects.toMatchObject({ reason: 'busy' });
+    expect(await two.second()).toBe('second');
+    await lock.release();
+    expect(await two.first()).toBe('first');
+    await assertNothingLeft(one.redis, keyPrefix);
+    await one.close();
   });
 
   it('may be in two applications, and outlives the first of them', async () => {
@@ -188,12 +276,32 @@ describe('an instance with a locked method', () => {
     await third.close();
   });
 
-  it('that is frozen is refused when it is called, and not before', async () => {
-    const one = await startLocks(
-      {},
-      { providers: [{ provide: 'frozen', useValue: Object.freeze(new Plain()) }] },
-    );
-    await expect(one.app.get<Plain>('frozen').token()).rejects.toBeInstanceOf(LockConfigurationError);
-    await one.close();
+  it('keeps no lock service alive that has closed', async () => {
+    const shared = new Plain();
+    const closed: WeakRef<LockService>[] = [];
+    for (let i = 0; i < 5; i += 1) {
+      closed.push(await useAndClose(shared));
+    }
+    const collect = garbageCollector();
+    await eventually(() => {
+      collect();
+      return closed.every((service) => service.deref() === undefined);
+    });
   });
 });
+
+/** In a function of its own: what it has on its stack lives as long as it runs. */
+async function useAndClose(shared: Plain): Promise<WeakRef<LockService>> {
+  const one = await startLocks({}, { providers: [{ provide: 'shared', useValue: shared }] });
+  shared.context = one.context;
+  await shared.token();
+  shared.context = undefined;
+  const service = new WeakRef(one.locks);
+  await one.close();
+  return service;
+}
+
+function garbageCollector(): () => void {
+  setFlagsFromString('--expose-gc');
+  return runInNewContext('gc') as () => void;
+}

@@ -1,4 +1,5 @@
 import { Inject, Injectable, Module } from '@nestjs/common';
+import type { DynamicModule } from '@nestjs/common';
 import { Test } from '@nestjs/testing';
 import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
 import { Redis } from 'ioredis';
@@ -8,6 +9,7 @@ import {
   LockContext,
   LockService,
   RedisLockModule,
+  WithLock,
   getLockServiceToken,
 } from '../../lib/index.js';
 import type { RedisLockModuleOptions, RedisLockOptionsFactory } from '../../lib/index.js';
@@ -136,6 +138,128 @@ describe('RedisLockModule', () => {
     expect(() => RedisLockModule.forRootAsync({ useClass: Factory, useFactory: given })).toThrow(
       LockConfigurationError,
     );
+  });
+
+  describe('set up in several modules of an application', () => {
+    const url = sharedRedisUrl();
+    const client = new Redis(url, { lazyConnect: true });
+    const retryStrategy = () => 10;
+    const boot = async (...modules: readonly DynamicModule[]) => {
+      const features = modules.map((module) => {
+        @Injectable()
+        class Feature {
+          constructor(readonly locks: LockService) {}
+
+          @WithLock('shared')
+          async locked(work: () => unknown = () => undefined): Promise<unknown> {
+            return work();
+          }
+        }
+        class FeatureModule {}
+        Module({ imports: [module], providers: [Feature] })(FeatureModule);
+        return { FeatureModule, Feature };
+      });
+      const imports = features.map(({ FeatureModule }) => FeatureModule);
+      const app = await Test.createTestingModule({ imports }).compile();
+      await app.init();
+      return { app, features: features.map(({ Feature }) => app.get(Feature, { strict: false })) };
+    };
+    afterAll(() => client.disconnect());
+
+    const again = { ...given(), ttl: 700, isGlobal: false };
+    const same: [string, () => DynamicModule[]][] = [
+      [
+        'values',
+        () => [RedisLockModule.forRoot({ ...again }), RedisLockModule.forRoot({ ...again, wait: 0 })],
+      ],
+      ['a client', () => [1, 2].map(() => RedisLockModule.forRoot({ ...again, connection: client }))],
+      [
+        'nested options',
+        () =>
+          [1, 2].map(() => {
+            const { hostname: host, port } = new URL(url);
+            const connection = {
+              host,
+              port: Number(port),
+              retryStrategy,
+              password: undefined,
+              tags: [Buffer.from('a')],
+            };
+            return RedisLockModule.forRoot({ ...again, connection });
+          }),
+      ],
+      [
+        'factories',
+        () => [
+          RedisLockModule.forRootAsync({ useFactory: async () => given() }),
+          RedisLockModule.forRootAsync({ useClass: Factory, isGlobal: false }),
+        ],
+      ],
+    ];
+    it.each(same)('with the same options, it has one service: %s', async (_how, modules) => {
+      const { app, features } = await boot(...modules());
+      const [one, other] = features;
+      expect(one?.locks).toBe(other?.locks);
+      // One scope as well: neither is refused by the lock of its own caller.
+      expect(await one?.locked(() => other?.locked(() => 'joined'))).toBe('joined');
+      await app.close();
+      await expect(other?.locked()).rejects.toMatchObject({ reason: 'shutdown' });
+    });
+
+    const different: [string, RegExp, RedisLockModuleOptions, RedisLockModuleOptions][] = [
+      ['ttl', /"ttl" is 1000 and 2000[.]/, { ttl: 1_000 }, { ttl: 2_000 }],
+      ['a default', /"wait" is 0 and 5[.]/, {}, { wait: 5 }],
+      [
+        'several',
+        /"keyPrefix", "autoExtend" is true and false[.]/,
+        {},
+        { keyPrefix: 'b', autoExtend: false },
+      ],
+      ['connection', /"connection"[.]/, {}, { connection: 'redis://:secret@localhost' }],
+      [
+        'clients',
+        /"connection"[.]/,
+        { connection: client },
+        { connection: new Redis({ lazyConnect: true }) },
+      ],
+      ['nodes', /"connection"[.]/, { connection: { nodes: [{ port: 1 }] } }, { connection: { nodes: [] } }],
+      [
+        'functions',
+        /"connection"[.].* functions .*same object/,
+        { connection: { retryStrategy } },
+        { connection: { retryStrategy: () => 10 } },
+      ],
+    ];
+    it.each(different)(
+      'with different options, it does not boot, and says what differs: %s',
+      async (...row) => {
+        const [, says, first, second] = row;
+        const [a, b] = [first, second].map((options) => ({ ...given(), ...options }));
+        for (const modules of [
+          () => [RedisLockModule.forRoot(a), RedisLockModule.forRoot(b)],
+          () => [
+            RedisLockModule.forRoot(a),
+            RedisLockModule.forRootAsync({ useFactory: async () => b as object }),
+          ],
+        ]) {
+          const booting = boot(...modules());
+          await expect(booting).rejects.toBeInstanceOf(LockConfigurationError);
+          const { message } = (await booting.catch((error: unknown) => error)) as Error;
+          expect(message).toContain('set up twice without a name');
+          expect(message.split('different options')[1]).toMatch(says);
+          expect(message).not.toContain('secret');
+        }
+      },
+    );
+
+    it('names the name that is used twice', async () => {
+      const booting = boot(
+        RedisLockModule.forRoot(given()),
+        RedisLockModule.forRoot({ ...given(), name: 'a' }),
+        RedisLockModule.forRoot({ ...given(), name: 'a', ttl: 20 }),
+      );
+      await expect(booting).rejects.toThrow(/twice with the name "a", .*"ttl" is 10000 and 20/);
+    });
   });
 
   it('gives a named instance by its name only', async () => {
