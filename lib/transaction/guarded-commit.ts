@@ -1,4 +1,3 @@
-import type { Redis } from 'ioredis';
 import {
   LockConflictError,
   LockLostError,
@@ -6,47 +5,21 @@ import {
   LockTransactionError,
   LockUnavailableError,
 } from '../errors/lock.errors.js';
-import type { FailedCommand } from '../errors/lock.errors.js';
 import type { LeaseKeeper } from '../lock/lease-keeper.js';
-import type { Lease } from '../lock/lease.js';
-import { needsTwoSteps, sendCommit } from '../redis/commit-pipeline.js';
 import type { CommitAnswer, CommitRequest } from '../redis/commit-pipeline.js';
 import { pause } from '../redis/deadline.js';
-import { now } from '../redis/instant.js';
-import type { Claim, ResourceKeys } from '../redis/lock-keys.js';
 import type { LockStore } from '../redis/lock-store.js';
-import { isReply } from '../redis/redis-client.js';
 import type { Servers } from '../redis/servers.js';
-import type { QueuedCommand } from './lock-transaction.js';
-import type { Watch } from './watch.js';
+import { assertReplies, refusal, unguarded } from './commit-errors.js';
+import { CommitSender, firstOf, MAX_TRIES } from './commit-sender.js';
+import type { CommitOrder } from './commit-sender.js';
 
-/** Tries for a commit that Redis refused although the lock is held: something touched its keys on the way. */
-const MAX_TRIES = 5;
-/** ms between two tries to settle, or to commit where Redis could not take it. */
+/** ms between two tries to settle. */
 const PAUSE = 50;
-
-/** Redis' words for "not now, not here": about the server, not about the commands. */
-const SERVER_ERRORS =
-  /^(READONLY|MOVED|ASK|TRYAGAIN|CLUSTERDOWN|LOADING|BUSY|MASTERDOWN|NOREPLICAS|MISCONF|NOAUTH)\b/;
-
-/** Of these, the ones that a new connection may mend: it can lead to another server. */
-const REPLACED = /^(READONLY|MASTERDOWN|NOREPLICAS|MISCONF)\b/;
 
 export interface Committed {
   /** Undefined when the commit is known to be applied, but its replies are lost. */
   readonly replies: unknown[] | undefined;
-}
-
-/** What is to be committed, and under which leases. */
-export interface CommitOrder {
-  readonly lease: Lease;
-  /** Leases of outer scopes that the work relied on: they have to be held as well. */
-  readonly alsoHeld: readonly Lease[];
-  readonly commands: readonly QueuedCommand[];
-  /** Keep the lock; otherwise the same EXEC gives it up. */
-  readonly keep: boolean;
-  /** Keys it depends on; the commit ends the watch. */
-  readonly watch?: Watch | undefined;
 }
 
 /**
@@ -57,13 +30,13 @@ export class GuardedCommit {
   readonly #store: LockStore;
   readonly #servers: Servers;
   readonly #keeper: LeaseKeeper;
-  readonly #commandTimeout: number;
+  readonly #sender: CommitSender;
 
   constructor(store: LockStore, servers: Servers, keeper: LeaseKeeper, commandTimeout: number) {
     this.#store = store;
     this.#servers = servers;
     this.#keeper = keeper;
-    this.#commandTimeout = commandTimeout;
+    this.#sender = new CommitSender(store, servers, keeper, commandTimeout);
   }
 
   /**
@@ -99,7 +72,7 @@ export class GuardedCommit {
       const fencingToken = lease.fencingTokens[0] ?? 0;
       const request = { claim: lease, fencingToken, alsoHeld, number: ++lease.commits, commands, keep };
       this.#assertOneSlot(request);
-      const answer = await this.#send(order, request);
+      const answer = await this.#sender.send(order, request);
       if (answer.outcome === 'unanswered') return await this.#settle(order, request, answer.error);
       return this.#conclude(order, answer);
     } finally {
@@ -120,79 +93,6 @@ export class GuardedCommit {
           'transaction can have both; give them a `slot` in common. Nothing was applied',
         { applied: 'none', resources: [first.resource, other.resource] },
       );
-    }
-  }
-
-  /**
-   * Sends it; again, for as long as one command may take, while Redis could not take it and the lock is still held.
-   * What was watched is gone after the first time, so that then the work has to decide.
-   */
-  async #send(order: CommitOrder, request: CommitRequest): Promise<CommitAnswer> {
-    if (order.watch) return this.#sendWatching(order, order.watch, request);
-    const twoSteps = needsTwoSteps(request, this.#servers.clientPrefix);
-    const until = performance.now() + this.#commandTimeout;
-    for (let tries = 1; ; tries += 1) {
-      const answer = await this.#sendUnwatched(order, request, twoSteps);
-      if (answer.outcome === 'changed') {
-        if (tries === MAX_TRIES) return answer;
-      } else {
-        if (!mayPassLater(answer) || performance.now() + PAUSE > until) return answer;
-        await pause(Math.min(PAUSE, order.lease.remaining));
-        await this.#servers.lookAgain();
-      }
-    }
-  }
-
-  async #sendUnwatched(order: CommitOrder, request: CommitRequest, twoSteps: boolean): Promise<CommitAnswer> {
-    try {
-      const { commits } = await this.#servers.of(firstOf(order.lease));
-      const drop = (doubtful: Redis) => commits.drop(doubtful);
-      const send = async (redis: Redis) => {
-        const answer = await this.#sendOnce(redis, order, request, twoSteps, drop);
-        if (answer.outcome === 'refused' && REPLACED.test(answer.error.message)) commits.retire(redis);
-        return answer;
-      };
-      return await (twoSteps ? commits.alone(send) : commits.share(send));
-    } catch (error) {
-      return notReached(error);
-    }
-  }
-
-  async #sendWatching(order: CommitOrder, watch: Watch, request: CommitRequest): Promise<CommitAnswer> {
-    let state: 'clean' | 'doubtful' = 'doubtful';
-    try {
-      const drop = (doubtful: Redis) => doubtful.disconnect(); // and never used again, see below
-      const answer = await this.#sendOnce(await watch.connection(), order, request, true, drop);
-      // EXEC was answered, or the connection is closed already.
-      if (answer.outcome !== 'unanswered' && !(answer.outcome === 'refused' && !isReply(answer.error))) {
-        state = 'clean';
-      }
-      if (!mayPassLater(answer)) return answer;
-      await this.#servers.lookAgain();
-      return { outcome: 'changed' };
-    } finally {
-      void watch.end(state);
-    }
-  }
-
-  async #sendOnce(
-    redis: Redis,
-    { lease, alsoHeld }: CommitOrder,
-    request: CommitRequest,
-    twoSteps: boolean,
-    drop: (doubtful: Redis) => void,
-  ): Promise<CommitAnswer> {
-    if ([lease, ...alsoHeld].some(({ remaining }) => remaining <= 0)) return { outcome: 'lost' };
-    // A renewal between WATCH and EXEC would make Redis refuse the commit.
-    const leases = [lease, ...alsoHeld];
-    for (const each of leases) this.#keeper.pauseRenewal(each);
-    try {
-      const sent = now();
-      const answer = await sendCommit(redis, request, this.#commandTimeout, drop, twoSteps);
-      if (answer.outcome === 'applied') this.#store.reportHandOvers(lease, answer.handedOver ?? [], sent);
-      return answer;
-    } finally {
-      for (const each of leases) this.#keeper.resumeRenewal(each);
     }
   }
 
@@ -222,13 +122,7 @@ export class GuardedCommit {
         throw refusal(answer, commands, resources);
       case 'unguarded':
         this.#store.onUnclear(lease); // it may have been handed over there
-        throw new LockTransactionError('Redis ran the commands although the lock was not verified', {
-          applied: 'partial',
-          replies: answer.replies,
-          failures: failed(answer.replies, commands),
-          resources,
-          cause: answer.error,
-        });
+        throw unguarded(answer, commands, resources);
     }
   }
 
@@ -262,82 +156,4 @@ export class GuardedCommit {
       await pause(Math.min(PAUSE, lease.remaining));
     }
   }
-}
-
-function firstOf({ keys }: Claim): ResourceKeys {
-  const [first] = keys;
-  if (first === undefined) throw new LockTransactionError('A commit needs a lock', { applied: 'none' });
-  return first;
-}
-
-/**
- * No connection is an answer too: nothing was applied.
- *
- * @throws what is no word of Redis or its connection
- */
-function notReached(error: unknown): CommitAnswer {
-  if (error instanceof LockUnavailableError && error.cause instanceof Error) {
-    return { outcome: 'refused', error: error.cause, failures: [] };
-  }
-  throw error;
-}
-
-/** Nothing was applied, for a reason that does not lie in the commit: it may pass a moment later. */
-function mayPassLater(answer: CommitAnswer): boolean {
-  if (answer.outcome !== 'refused') return false;
-  const { error, failures } = answer;
-  const said = failures.find((failure) => failure !== undefined) ?? error;
-  return !isReply(said) || SERVER_ERRORS.test(said.message);
-}
-
-function failed(replies: readonly unknown[], commands: readonly QueuedCommand[]): FailedCommand[] {
-  return replies.flatMap((error, index) => {
-    const command = commands[index]?.method ?? '';
-    return error instanceof Error ? [{ index, command, error }] : [];
-  });
-}
-
-/** A script that fails may have written before it did. */
-function hasNoEffect({ command }: FailedCommand): boolean {
-  return !/^(eval|fcall|call)/i.test(command);
-}
-
-/** Redis does not roll back: what failed is told, and what did not fail stands. */
-function assertReplies(
-  replies: readonly unknown[],
-  commands: readonly QueuedCommand[],
-  resources: readonly string[],
-): unknown[] {
-  const failures = failed(replies, commands);
-  const first = failures[0];
-  if (first === undefined) return [...replies];
-  throw new LockTransactionError(
-    `${failures.length} of ${commands.length} commands failed inside EXEC, first ${first.command} at ${first.index}: ` +
-      `${first.error.message}. Redis does not roll back the others`,
-    {
-      applied: failures.length === commands.length && failures.every(hasNoEffect) ? 'none' : 'partial',
-      failures,
-      replies,
-      resources,
-      cause: first.error,
-    },
-  );
-}
-
-/** Either the transaction was wrong, or Redis could not take any. */
-function refusal(
-  { error, failures }: Extract<CommitAnswer, { outcome: 'refused' }>,
-  commands: readonly QueuedCommand[],
-  resources: readonly string[],
-): LockTransactionError | LockUnavailableError {
-  const refused = failed(failures, commands);
-  const first = refused[0];
-  if (first === undefined || SERVER_ERRORS.test(first.error.message)) {
-    const cause = first?.error ?? error;
-    return new LockUnavailableError(`Redis refused the commit: ${cause.message}`, { resources, cause });
-  }
-  return new LockTransactionError(
-    `Redis refused ${first.command} at ${first.index}: ${first.error.message}; nothing was applied`,
-    { applied: 'none', failures: refused, resources, cause: first.error },
-  );
 }

@@ -1,0 +1,138 @@
+import type { Redis } from 'ioredis';
+import { LockTransactionError, LockUnavailableError } from '../errors/lock.errors.js';
+import type { LeaseKeeper } from '../lock/lease-keeper.js';
+import type { Lease } from '../lock/lease.js';
+import { needsTwoSteps, sendCommit } from '../redis/commit-pipeline.js';
+import type { CommitAnswer, CommitRequest } from '../redis/commit-pipeline.js';
+import { pause } from '../redis/deadline.js';
+import { now } from '../redis/instant.js';
+import type { Claim, ResourceKeys } from '../redis/lock-keys.js';
+import type { LockStore } from '../redis/lock-store.js';
+import { isReply } from '../redis/redis-client.js';
+import type { Servers } from '../redis/servers.js';
+import { mayPassLater, REPLACED } from './commit-errors.js';
+import type { QueuedCommand } from './lock-transaction.js';
+import type { Watch } from './watch.js';
+
+/** Tries for a commit that Redis refused although the lock is held: something touched its keys on the way. */
+export const MAX_TRIES = 5;
+/** ms between two tries where Redis could not take it. */
+const PAUSE = 50;
+
+/** What is to be committed, and under which leases. */
+export interface CommitOrder {
+  readonly lease: Lease;
+  /** Leases of outer scopes that the work relied on: they have to be held as well. */
+  readonly alsoHeld: readonly Lease[];
+  readonly commands: readonly QueuedCommand[];
+  /** Keep the lock; otherwise the same EXEC gives it up. */
+  readonly keep: boolean;
+  /** Keys it depends on; the commit ends the watch. */
+  readonly watch?: Watch | undefined;
+}
+
+/** Sends commits to where their locks are, as often as that makes sense while nothing is applied. */
+export class CommitSender {
+  readonly #store: LockStore;
+  readonly #servers: Servers;
+  readonly #keeper: LeaseKeeper;
+  readonly #commandTimeout: number;
+
+  constructor(store: LockStore, servers: Servers, keeper: LeaseKeeper, commandTimeout: number) {
+    this.#store = store;
+    this.#servers = servers;
+    this.#keeper = keeper;
+    this.#commandTimeout = commandTimeout;
+  }
+
+  /**
+   * Sends it; again, for as long as one command may take, while Redis could not take it and the lock is still held.
+   * What was watched is gone after the first time, so that then the work has to decide.
+   */
+  async send(order: CommitOrder, request: CommitRequest): Promise<CommitAnswer> {
+    if (order.watch) return this.#sendWatching(order, order.watch, request);
+    const twoSteps = needsTwoSteps(request, this.#servers.clientPrefix);
+    const until = performance.now() + this.#commandTimeout;
+    for (let tries = 1; ; tries += 1) {
+      const answer = await this.#sendUnwatched(order, request, twoSteps);
+      if (answer.outcome === 'changed') {
+        if (tries === MAX_TRIES) return answer;
+      } else {
+        if (!mayPassLater(answer) || performance.now() + PAUSE > until) return answer;
+        await pause(Math.min(PAUSE, order.lease.remaining));
+        await this.#servers.lookAgain();
+      }
+    }
+  }
+
+  async #sendUnwatched(order: CommitOrder, request: CommitRequest, twoSteps: boolean): Promise<CommitAnswer> {
+    try {
+      const { commits } = await this.#servers.of(firstOf(order.lease));
+      const drop = (doubtful: Redis) => commits.drop(doubtful);
+      const send = async (redis: Redis) => {
+        const answer = await this.#sendOnce(redis, order, request, twoSteps, drop);
+        if (answer.outcome === 'refused' && REPLACED.test(answer.error.message)) commits.retire(redis);
+        return answer;
+      };
+      return await (twoSteps ? commits.alone(send) : commits.share(send));
+    } catch (error) {
+      return notReached(error);
+    }
+  }
+
+  async #sendWatching(order: CommitOrder, watch: Watch, request: CommitRequest): Promise<CommitAnswer> {
+    let state: 'clean' | 'doubtful' = 'doubtful';
+    try {
+      const drop = (doubtful: Redis) => doubtful.disconnect(); // and never used again, see below
+      const answer = await this.#sendOnce(await watch.connection(), order, request, true, drop);
+      // EXEC was answered, or the connection is closed already.
+      if (answer.outcome !== 'unanswered' && !(answer.outcome === 'refused' && !isReply(answer.error))) {
+        state = 'clean';
+      }
+      if (!mayPassLater(answer)) return answer;
+      await this.#servers.lookAgain();
+      return { outcome: 'changed' };
+    } finally {
+      void watch.end(state);
+    }
+  }
+
+  async #sendOnce(
+    redis: Redis,
+    { lease, alsoHeld }: CommitOrder,
+    request: CommitRequest,
+    twoSteps: boolean,
+    drop: (doubtful: Redis) => void,
+  ): Promise<CommitAnswer> {
+    if ([lease, ...alsoHeld].some(({ remaining }) => remaining <= 0)) return { outcome: 'lost' };
+    // A renewal between WATCH and EXEC would make Redis refuse the commit.
+    const leases = [lease, ...alsoHeld];
+    for (const each of leases) this.#keeper.pauseRenewal(each);
+    try {
+      const sent = now();
+      const answer = await sendCommit(redis, request, this.#commandTimeout, drop, twoSteps);
+      if (answer.outcome === 'applied') this.#store.reportHandOvers(lease, answer.handedOver ?? [], sent);
+      return answer;
+    } finally {
+      for (const each of leases) this.#keeper.resumeRenewal(each);
+    }
+  }
+}
+
+export function firstOf({ keys }: Claim): ResourceKeys {
+  const [first] = keys;
+  if (first === undefined) throw new LockTransactionError('A commit needs a lock', { applied: 'none' });
+  return first;
+}
+
+/**
+ * No connection is an answer too: nothing was applied.
+ *
+ * @throws what is no word of Redis or its connection
+ */
+function notReached(error: unknown): CommitAnswer {
+  if (error instanceof LockUnavailableError && error.cause instanceof Error) {
+    return { outcome: 'refused', error: error.cause, failures: [] };
+  }
+  throw error;
+}
