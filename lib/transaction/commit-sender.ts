@@ -99,21 +99,24 @@ export class CommitSender {
 
   async #sendOnce(
     redis: Redis,
-    { lease, alsoHeld }: CommitOrder,
+    { lease, alsoHeld, keep }: CommitOrder,
     request: CommitRequest,
     twoSteps: boolean,
     drop: (doubtful: Redis) => void,
   ): Promise<CommitAnswer> {
-    if ([lease, ...alsoHeld].some(({ remaining }) => remaining <= 0)) return { outcome: 'lost' };
-    // A renewal between WATCH and EXEC would make Redis refuse the commit.
     const leases = [lease, ...alsoHeld];
+    if (leases.some(({ remaining }) => remaining <= 0)) return { outcome: 'lost' };
+    // A renewal between WATCH and EXEC would make Redis refuse the commit.
     for (const each of leases) this.#keeper.pauseRenewal(each);
+    lease.isLeaving = !keep;
+    let answer: CommitAnswer | undefined;
     try {
       const sent = now();
-      const answer = await sendCommit(redis, request, this.#commandTimeout, drop, twoSteps);
+      answer = await sendCommit(redis, request, this.#commandTimeout, drop, twoSteps);
       if (answer.outcome === 'applied') this.#store.reportHandOvers(lease, answer.handedOver ?? [], sent);
       return answer;
     } finally {
+      if (answer === undefined || isWithoutEffect(answer)) lease.isLeaving = false;
       for (const each of leases) this.#keeper.resumeRenewal(each);
     }
   }
@@ -123,6 +126,11 @@ export function firstOf({ keys }: Claim): ResourceKeys {
   const [first] = keys;
   if (first === undefined) throw new LockTransactionError('A commit needs a lock', { applied: 'none' });
   return first;
+}
+
+/** The lock is what it was. */
+function isWithoutEffect({ outcome }: CommitAnswer): boolean {
+  return outcome === 'lost' || outcome === 'changed' || outcome === 'refused';
 }
 
 /**

@@ -8,6 +8,7 @@ import {
 import type { LeaseKeeper } from '../lock/lease-keeper.js';
 import type { CommitAnswer, CommitRequest } from '../redis/commit-pipeline.js';
 import { pause } from '../redis/deadline.js';
+import { elapsedSince, now } from '../redis/instant.js';
 import type { LockStore } from '../redis/lock-store.js';
 import type { Servers } from '../redis/servers.js';
 import { assertReplies, refusal, unguarded } from './commit-errors.js';
@@ -47,38 +48,40 @@ export class GuardedCommit {
    * @throws LockOutcomeUnknownError
    */
   async commit(order: CommitOrder): Promise<Committed> {
-    const leases = [order.lease, ...order.alsoHeld];
+    const { lease, watch } = order;
+    const leases = [lease, ...order.alsoHeld];
     for (const each of leases) each.relyingCommits += 1;
+    // One commit of a lease after the other: only the last one is recorded.
+    const before = lease.committing;
+    let end = () => undefined as void;
+    const ended = new Promise<void>((resolve) => (end = resolve));
+    lease.committing = ended;
     try {
+      if (before) await before;
       for (const each of leases) {
         if (each.heard) await this.#keeper.untilHeard(each);
-        // Commits that follow each other at once leave no other time for it.
-        const renewing = this.#keeper.upToDate(each);
+        // Commits that follow each other at once leave no other time for it. A renewal that is under way may have Redis
+        // refuse the commit, after which work that watches has to run again.
+        const renewing = this.#keeper.upToDate(each) ?? (watch && each.renewing);
         if (renewing) await renewing;
       }
       return await this.#commit(order);
     } finally {
+      if (lease.committing === ended) lease.committing = undefined;
+      end();
       for (const each of leases) each.relyingCommits -= 1;
+      void watch?.end('watching'); // unless that has ended
     }
   }
 
   async #commit(order: CommitOrder): Promise<Committed> {
     const { lease, alsoHeld, commands, keep } = order;
-    // One after the other: only the last one of a lease is recorded.
-    while (lease.committing) await lease.committing;
-    let ended = () => undefined as void;
-    lease.committing = new Promise((resolve) => (ended = resolve));
-    try {
-      const fencingToken = lease.fencingTokens[0] ?? 0;
-      const request = { claim: lease, fencingToken, alsoHeld, number: ++lease.commits, commands, keep };
-      this.#assertOneSlot(request);
-      const answer = await this.#sender.send(order, request);
-      if (answer.outcome === 'unanswered') return await this.#settle(order, request, answer.error);
-      return this.#conclude(order, answer);
-    } finally {
-      lease.committing = undefined;
-      ended();
-    }
+    const fencingToken = lease.fencingTokens[0] ?? 0;
+    const request = { claim: lease, fencingToken, alsoHeld, number: ++lease.commits, commands, keep };
+    this.#assertOneSlot(request);
+    const answer = await this.#sender.send(order, request);
+    if (answer.outcome === 'unanswered') return this.#settle(order, request, answer.error);
+    return this.#conclude(order, answer);
   }
 
   /** @throws LockTransactionError: in a cluster, a transaction has one server, and one slot there */
@@ -114,9 +117,7 @@ export class GuardedCommit {
         if (watch) throw new LockConflictError('A watched key was changed before the commit', { resources });
         throw new LockUnavailableError(
           `The commit was refused ${MAX_TRIES} times: the lock's keys keep changing`,
-          {
-            resources,
-          },
+          { resources },
         );
       case 'refused':
         throw refusal(answer, commands, resources);
@@ -128,32 +129,41 @@ export class GuardedCommit {
 
   /**
    * Finds out about a commit whose answer is missing, by taking the lock away from it: what has not been applied
-   * by then is refused by its guard whenever it arrives. Goes on until the lease's end.
+   * by then is refused by its guard whenever it arrives. Goes on until the lease's end, or the service's.
    */
   async #settle({ lease, keep }: CommitOrder, request: CommitRequest, cause: Error): Promise<Committed> {
-    const { resources } = lease;
-    this.#keeper.pauseRenewal(lease); // for good: whatever comes out, the lease ends here
+    const { resources, remaining } = lease;
+    const since = now();
+    // Before Redis can hear of it: from then on somebody else may have the lock. One that its last commit gives up
+    // counts on nothing any more (see isLeaving), and is lost only if that commit was not applied.
+    if (keep) {
+      this.#keeper.tellLost(
+        lease,
+        'a commit was cut off, and the lock is given up to find out what became of it',
+      );
+    }
     for (;;) {
       const verdict = await this.#store.burn(lease, request).catch(() => undefined); // asked again below
       if (verdict === 'committed') {
         this.#store.onUnclear(lease); // its hand-over was in the lost answer
-        if (keep) this.#keeper.lose(lease, 'it was given up to find out about a commit that was cut off');
         this.#keeper.markReleased(lease);
         return { replies: undefined };
       }
       if (verdict === 'gone') {
         const reason = 'its commit was cut off, and the lock was given up so that it can never be applied';
-        this.#keeper.lose(lease, reason);
+        this.#keeper.tellLost(lease, reason);
         throw new LockLostError({ resources, reason, cause });
       }
-      if (verdict === 'unknown' || lease.remaining <= 0) {
-        this.#keeper.lose(lease, 'its commit was cut off');
+      const left = remaining - elapsedSince(since);
+      if (verdict === 'unknown' || left <= 0 || this.#keeper.isClosed) {
+        if (keep) this.#store.giveBack(lease, lease.ttl);
+        else this.#keeper.lose(lease, 'its commit was cut off');
         throw new LockOutcomeUnknownError('Whether the commit was applied cannot be told', {
           resources,
           cause,
         });
       }
-      await pause(Math.min(PAUSE, lease.remaining));
+      await pause(Math.min(PAUSE, left));
     }
   }
 }

@@ -279,6 +279,23 @@ describe('watched keys', () => {
     expect([result, await get('failing'), await isFree('failing')]).toEqual(['read only', '61', true]);
   });
 
+  it('are no conflict because the lock is renewed meanwhile', async () => {
+    let commits = 0;
+    await one.locks.withLock('renewed', { ttl: 100, retries: 0 }, async (context) => {
+      const since = performance.now();
+      const commitOn = async () => {
+        while (performance.now() - since < 600) {
+          await context.watch(one.key('renewed'));
+          context.multi.incr(one.key('renewed:commits'));
+          await context.commit();
+          commits += 1;
+        }
+      };
+      await Promise.all([commitOn(), commitOn()]);
+    });
+    expect(await get('renewed:commits')).toBe(String(commits));
+  });
+
   it('that nobody waited for are watched all the same', async () => {
     let runs = 0;
     await one.locks.withLock('unawaited', ({ watch, multi }) => {
