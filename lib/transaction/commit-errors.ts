@@ -26,12 +26,16 @@ function failed(replies: readonly unknown[], commands: readonly QueuedCommand[])
   });
 }
 
-/** A script that fails may have written before it did. */
-function hasNoEffect({ command }: FailedCommand): boolean {
-  return !/^(eval|fcall|call)/i.test(command);
+/** A script that fails may have written before it did; and what did not fail in Redis has written. */
+function hasNoEffect({ command, error }: FailedCommand): boolean {
+  return isReply(error) && !/^(eval|fcall|call)/i.test(command);
 }
 
-/** Redis does not roll back: what failed is told, and what did not fail stands. */
+/**
+ * Redis does not roll back: what failed is told, and what did not fail stands.
+ *
+ * @throws LockTransactionError
+ */
 export function assertReplies(
   replies: readonly unknown[],
   commands: readonly QueuedCommand[],
@@ -40,9 +44,11 @@ export function assertReplies(
   const failures = failed(replies, commands);
   const first = failures[0];
   if (first === undefined) return [...replies];
+  const what = `first ${first.command} at ${first.index}: ${first.error.message}`;
   throw new LockTransactionError(
-    `${failures.length} of ${commands.length} commands failed inside EXEC, first ${first.command} at ${first.index}: ` +
-      `${first.error.message}. Redis does not roll back the others`,
+    failures.some(({ error }) => isReply(error))
+      ? `${failures.length} of ${commands.length} commands failed inside EXEC, ${what}. Redis does not roll back the others`
+      : `The commit was applied, but ${failures.length} of ${commands.length} replies cannot be read, ${what}`,
     {
       applied: failures.length === commands.length && failures.every(hasNoEffect) ? 'none' : 'partial',
       failures,
@@ -50,6 +56,14 @@ export function assertReplies(
       resources,
       cause: first.error,
     },
+  );
+}
+
+/** Redis had nothing of it: the text is too long for this process, for example. */
+export function unsent(cause: Error, resources: readonly string[]): LockTransactionError {
+  return new LockTransactionError(
+    `The commit could not be written to the connection: ${cause.message}. Nothing was applied; commit less at a time`,
+    { applied: 'none', resources, cause },
   );
 }
 

@@ -2,7 +2,7 @@ import type { Redis } from 'ioredis';
 import { LockTransactionError, LockUnavailableError } from '../errors/lock.errors.js';
 import type { LeaseKeeper } from '../lock/lease-keeper.js';
 import type { Lease } from '../lock/lease.js';
-import { needsTwoSteps, sendCommit } from '../redis/commit-pipeline.js';
+import { isBig, needsTwoSteps, sendCommit } from '../redis/commit-pipeline.js';
 import type { CommitAnswer, CommitRequest } from '../redis/commit-pipeline.js';
 import { pause } from '../redis/deadline.js';
 import { now } from '../redis/instant.js';
@@ -12,6 +12,7 @@ import { isReply } from '../redis/redis-client.js';
 import type { Servers } from '../redis/servers.js';
 import { mayPassLater, REPLACED } from './commit-errors.js';
 import type { QueuedCommand } from './lock-transaction.js';
+import { patienceFor } from './watch.js';
 import type { Watch } from './watch.js';
 
 /** Tries for a commit that Redis refused although the lock is held: something touched its keys on the way. */
@@ -52,9 +53,10 @@ export class CommitSender {
   async send(order: CommitOrder, request: CommitRequest): Promise<CommitAnswer> {
     if (order.watch) return this.#sendWatching(order, order.watch, request);
     const twoSteps = needsTwoSteps(request, this.#servers.clientPrefix);
+    const goesAlone = isBig(request);
     const until = performance.now() + this.#commandTimeout;
     for (let tries = 1; ; tries += 1) {
-      const answer = await this.#sendUnwatched(order, request, twoSteps);
+      const answer = await this.#sendUnwatched(order, request, twoSteps, goesAlone);
       if (answer.outcome === 'changed') {
         if (tries === MAX_TRIES) return answer;
       } else {
@@ -65,16 +67,34 @@ export class CommitSender {
     }
   }
 
-  async #sendUnwatched(order: CommitOrder, request: CommitRequest, twoSteps: boolean): Promise<CommitAnswer> {
+  async #sendUnwatched(
+    order: CommitOrder,
+    request: CommitRequest,
+    twoSteps: boolean,
+    goesAlone: boolean,
+  ): Promise<CommitAnswer> {
     try {
-      const { commits } = await this.#servers.of(firstOf(order.lease));
-      const drop = (doubtful: Redis) => commits.drop(doubtful);
-      const send = async (redis: Redis) => {
+      const { commits, watches } = await this.#servers.of(firstOf(order.lease));
+      const send = async (redis: Redis, drop: (redis: Redis) => void, retire: (redis: Redis) => void) => {
         const answer = await this.#sendOnce(redis, order, request, twoSteps, drop);
-        if (answer.outcome === 'refused' && REPLACED.test(answer.error.message)) commits.retire(redis);
+        if (answer.outcome === 'refused' && REPLACED.test(answer.error.message)) retire(redis);
         return answer;
       };
-      return await (twoSteps ? commits.alone(send) : commits.share(send));
+      if (goesAlone) {
+        const redis = await watches.takeAlone(patienceFor(order.lease));
+        try {
+          return await send(redis, disconnect, (demoted) => watches.drop(demoted));
+        } finally {
+          watches.giveBack(redis); // not one that is disconnected
+        }
+      }
+      const share = (redis: Redis) =>
+        send(
+          redis,
+          (doubtful) => commits.drop(doubtful),
+          (demoted) => commits.retire(demoted),
+        );
+      return await (twoSteps ? commits.alone(share) : commits.share(share));
     } catch (error) {
       return notReached(error);
     }
@@ -83,10 +103,14 @@ export class CommitSender {
   async #sendWatching(order: CommitOrder, watch: Watch, request: CommitRequest): Promise<CommitAnswer> {
     let state: 'clean' | 'doubtful' = 'doubtful';
     try {
-      const drop = (doubtful: Redis) => doubtful.disconnect(); // and never used again, see below
-      const answer = await this.#sendOnce(await watch.connection(), order, request, true, drop);
+      const answer = await this.#sendOnce(await watch.connection(), order, request, true, disconnect);
       // EXEC was answered, or the connection is closed already.
-      if (answer.outcome !== 'unanswered' && !(answer.outcome === 'refused' && !isReply(answer.error))) {
+      const { outcome } = answer;
+      if (
+        outcome !== 'unanswered' &&
+        outcome !== 'unsent' &&
+        !(answer.outcome === 'refused' && !isReply(answer.error))
+      ) {
         state = 'clean';
       }
       if (!mayPassLater(answer)) return answer;
@@ -128,9 +152,13 @@ export function firstOf({ keys }: Claim): ResourceKeys {
   return first;
 }
 
+function disconnect(redis: Redis): void {
+  redis.disconnect(); // a connection that nobody shares
+}
+
 /** The lock is what it was. */
 function isWithoutEffect({ outcome }: CommitAnswer): boolean {
-  return outcome === 'lost' || outcome === 'changed' || outcome === 'refused';
+  return outcome === 'lost' || outcome === 'changed' || outcome === 'refused' || outcome === 'unsent';
 }
 
 /**

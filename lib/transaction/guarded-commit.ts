@@ -11,7 +11,7 @@ import { pause } from '../redis/deadline.js';
 import { elapsedSince, now } from '../redis/instant.js';
 import type { LockStore } from '../redis/lock-store.js';
 import type { Servers } from '../redis/servers.js';
-import { assertReplies, refusal, unguarded } from './commit-errors.js';
+import { assertReplies, refusal, unguarded, unsent } from './commit-errors.js';
 import { CommitSender, firstOf, MAX_TRIES } from './commit-sender.js';
 import type { CommitOrder } from './commit-sender.js';
 
@@ -119,6 +119,8 @@ export class GuardedCommit {
           `The commit was refused ${MAX_TRIES} times: the lock's keys keep changing`,
           { resources },
         );
+      case 'unsent':
+        throw unsent(answer.error, resources);
       case 'refused':
         throw refusal(answer, commands, resources);
       case 'unguarded':

@@ -9,6 +9,11 @@ import type { WatchPool } from '../redis/watch-pool.js';
 /** ms to wait for a connection at most, however long the lease. */
 const LONGEST_WAIT = 30_000;
 
+/** ms to wait at most for a connection of the pool for work under that lease. */
+export function patienceFor(lease: Lease): number {
+  return Math.min(lease.isProvisional ? lease.ttl : lease.remaining, LONGEST_WAIT);
+}
+
 /**
  * The keys that work watches, from its first watch() to its next commit, and the connection that Redis knows them
  * by. Whoever commits has to call {@link connection} and then {@link end}; whoever does not, only {@link end}.
@@ -28,8 +33,8 @@ export class Watch {
     this.#pool = poolFor(servers, lease);
     this.#lease = lease;
     this.#commandTimeout = commandTimeout;
-    const lasts = lease.isProvisional ? lease.ttl : lease.remaining;
-    this.#watched = this.#pool.then((pool) => pool.take(held, Math.min(lasts, LONGEST_WAIT)));
+    const patience = patienceFor(lease);
+    this.#watched = this.#pool.then((pool) => pool.take(held, patience));
     this.#watched.catch(() => undefined); // heard of in add() and connection()
   }
 

@@ -1,5 +1,6 @@
 import { inspect } from 'node:util';
 import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
+import { Command } from 'ioredis';
 import type { ChainableCommander } from 'ioredis';
 import {
   LockLostError,
@@ -124,6 +125,43 @@ describe('work under a lock', () => {
       await slow.app.close();
       slow.redis.disconnect();
       await proxy.close();
+    }
+  });
+
+  it('has nothing applied, and does not run again, when it queued more text than can be written', async () => {
+    const text = 'x'.repeat(60_000_000);
+    let runs = 0;
+    const error = await rejection(
+      one.locks.withLock('endless', ({ multi }) => {
+        runs += 1;
+        for (let i = 0; i < 10; i += 1) multi.set(one.key(`endless:${i}`), text);
+      }),
+    );
+    expect(error).toBeInstanceOf(LockTransactionError);
+    expect(error).toMatchObject({ applied: 'none', cause: expect.any(RangeError) });
+    expect([runs, await data('endless:0'), await one.redis.exists(ownerKey('endless'))]).toEqual([
+      1,
+      null,
+      0,
+    ]);
+  });
+
+  it('fails as one that was applied when its replies cannot be read', async () => {
+    Command.setReplyTransformer('append', () => {
+      throw new Error('unreadable');
+    });
+    try {
+      const error = await rejection(
+        one.locks.withLock('unreadable', ({ multi }) => multi.append(one.key('unreadable'), 'x')),
+      );
+      expect(error).toBeInstanceOf(LockTransactionError);
+      expect(error).toMatchObject({
+        applied: 'partial',
+        failures: [{ index: 0, command: 'append', error: { message: 'unreadable' } }],
+      });
+      expect(await data('unreadable')).toBe('x');
+    } finally {
+      Command.setReplyTransformer('append', (reply) => reply);
     }
   });
 
