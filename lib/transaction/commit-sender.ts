@@ -32,6 +32,9 @@ export interface CommitOrder {
   readonly watch?: Watch | undefined;
 }
 
+/** What Redis said to it; or: Redis could not take the commit, can take one by now, and does not know any more what was watched. */
+export type SendAnswer = CommitAnswer | { readonly outcome: 'unwatched'; readonly error: Error };
+
 /** Sends commits to where their locks are, as often as that makes sense while nothing is applied. */
 export class CommitSender {
   readonly #store: LockStore;
@@ -46,12 +49,13 @@ export class CommitSender {
     this.#commandTimeout = commandTimeout;
   }
 
-  /**
-   * Sends it; again, for as long as one command may take, while Redis could not take it and the lock is still held.
-   * What was watched is gone after the first time, so that then the work has to decide.
-   */
-  async send(order: CommitOrder, request: CommitRequest): Promise<CommitAnswer> {
-    if (order.watch) return this.#sendWatching(order, order.watch, request);
+  /** @param request what the order asks for, under a number of its own */
+  send(order: CommitOrder, request: CommitRequest): Promise<SendAnswer> {
+    return order.watch ? this.#sendWatching(order, order.watch, request) : this.#send(order, request);
+  }
+
+  /** Sends it; again, for as long as one command may take, while Redis could not take it and the lock is still held. */
+  async #send(order: CommitOrder, request: CommitRequest): Promise<CommitAnswer> {
     const twoSteps = needsTwoSteps(request, this.#servers.clientPrefix);
     const goesAlone = isBig(request);
     const until = performance.now() + this.#commandTimeout;
@@ -100,25 +104,42 @@ export class CommitSender {
     }
   }
 
-  async #sendWatching(order: CommitOrder, watch: Watch, request: CommitRequest): Promise<CommitAnswer> {
+  /**
+   * What was watched is gone after the first time. So when Redis could not take the commit, this waits until it can,
+   * as long as an unwatched one would be sent again, and leaves it to the work to run again.
+   */
+  async #sendWatching(order: CommitOrder, watch: Watch, request: CommitRequest): Promise<SendAnswer> {
     let state: 'clean' | 'doubtful' = 'doubtful';
+    let answer: CommitAnswer;
     try {
-      const answer = await this.#sendOnce(await watch.connection(), order, request, true, disconnect);
-      // EXEC was answered, or the connection is closed already.
-      const { outcome } = answer;
-      if (
-        outcome !== 'unanswered' &&
-        outcome !== 'unsent' &&
-        !(answer.outcome === 'refused' && !isReply(answer.error))
-      ) {
-        state = 'clean';
-      }
-      if (!mayPassLater(answer)) return answer;
-      await this.#servers.lookAgain();
-      return { outcome: 'changed' };
+      answer = await this.#sendOnce(await watch.connection(), order, request, true, disconnect);
+      if (endsCleanly(answer)) state = 'clean';
     } finally {
       void watch.end(state);
     }
+    // The connection was lost before the transaction was sent: what it watched may have changed.
+    if (answer.outcome === 'refused' && !isReply(answer.error)) answer = { outcome: 'changed' };
+    if (answer.outcome === 'changed' && !(await this.#areHeld(order))) return { outcome: 'lost' };
+    if (answer.outcome !== 'refused' || !mayPassLater(answer)) return answer;
+    await pause(Math.min(PAUSE, order.lease.remaining));
+    await this.#servers.lookAgain();
+    // It changes nothing.
+    const trial = { commands: [], keep: true };
+    const number = ++order.lease.commits;
+    const tried = await this.#send(
+      { ...order, ...trial, watch: undefined },
+      { ...request, ...trial, number },
+    );
+    return tried.outcome === 'applied' ? { outcome: 'unwatched', error: answer.error } : tried;
+  }
+
+  /** Whether Redis still has the lock, and those that it relies on: if not, that is why EXEC was refused. */
+  async #areHeld({ lease, alsoHeld }: CommitOrder): Promise<boolean> {
+    const holders = [lease, ...alsoHeld].flatMap(({ token, keys }) =>
+      keys.map(async (each) => (await this.#store.inspect(each))?.holder === token),
+    );
+    const held = await Promise.all(holders).catch(() => []); // the work runs again, and its commit finds out
+    return held.every(Boolean);
   }
 
   async #sendOnce(
@@ -150,6 +171,12 @@ export function firstOf({ keys }: Claim): ResourceKeys {
   const [first] = keys;
   if (first === undefined) throw new LockTransactionError('A commit needs a lock', { applied: 'none' });
   return first;
+}
+
+/** EXEC was answered, or the connection is closed already; and where it leads, commits can be written. */
+function endsCleanly(answer: CommitAnswer): boolean {
+  if (answer.outcome === 'refused') return isReply(answer.error) && !REPLACED.test(answer.error.message);
+  return answer.outcome !== 'unanswered' && answer.outcome !== 'unsent';
 }
 
 function disconnect(redis: Redis): void {

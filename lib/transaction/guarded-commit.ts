@@ -6,14 +6,15 @@ import {
   LockUnavailableError,
 } from '../errors/lock.errors.js';
 import type { LeaseKeeper } from '../lock/lease-keeper.js';
-import type { CommitAnswer, CommitRequest } from '../redis/commit-pipeline.js';
+import type { CommitRequest } from '../redis/commit-pipeline.js';
 import { pause } from '../redis/deadline.js';
 import { elapsedSince, now } from '../redis/instant.js';
 import type { LockStore } from '../redis/lock-store.js';
 import type { Servers } from '../redis/servers.js';
 import { assertReplies, refusal, unguarded, unsent } from './commit-errors.js';
 import { CommitSender, firstOf, MAX_TRIES } from './commit-sender.js';
-import type { CommitOrder } from './commit-sender.js';
+import type { CommitOrder, SendAnswer } from './commit-sender.js';
+import { WatchEndedError } from './watch.js';
 
 /** ms between two tries to settle. */
 const PAUSE = 50;
@@ -101,7 +102,7 @@ export class GuardedCommit {
 
   #conclude(
     { lease, commands, keep, watch }: CommitOrder,
-    answer: Exclude<CommitAnswer, { outcome: 'unanswered' }>,
+    answer: Exclude<SendAnswer, { outcome: 'unanswered' }>,
   ): Committed {
     const { resources } = lease;
     switch (answer.outcome) {
@@ -118,6 +119,11 @@ export class GuardedCommit {
         throw new LockUnavailableError(
           `The commit was refused ${MAX_TRIES} times: the lock's keys keep changing`,
           { resources },
+        );
+      case 'unwatched':
+        throw new WatchEndedError(
+          `Redis could not take the commit, and then did not know any more what was watched: ${answer.error.message}`,
+          { resources, cause: answer.error },
         );
       case 'unsent':
         throw unsent(answer.error, resources);

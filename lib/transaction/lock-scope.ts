@@ -15,6 +15,7 @@ import type { RedisClient } from '../redis/redis-client.js';
 import { LockContext } from './lock-context.js';
 import { CommandQueue, keyElsewhere } from './lock-transaction.js';
 import type { LockTransaction, QueuedCommand, TransactionClient } from './lock-transaction.js';
+import { WatchEndedError } from './watch.js';
 import type { Watch } from './watch.js';
 
 /** What all scopes of a lock service have in common. */
@@ -401,10 +402,12 @@ function watchersAround(scope: LockScope): number {
 }
 
 /** A commit that was refused, for a reason that may be gone when the work has run again. */
-export type Refusal = LockLostError | LockConflictError;
+export type Refusal = LockLostError | LockConflictError | WatchEndedError;
 
 export function isRefusal(error: unknown): error is Refusal {
-  return error instanceof LockLostError || error instanceof LockConflictError;
+  return (
+    error instanceof LockLostError || error instanceof LockConflictError || error instanceof WatchEndedError
+  );
 }
 
 /** The errors of a commit that prove it. */

@@ -15,6 +15,14 @@ export function patienceFor(lease: Lease): number {
 }
 
 /**
+ * Redis could not take something at the moment, and does not know any more what was watched. Nothing was applied, and the
+ * work may run again, as after a conflict.
+ */
+export class WatchEndedError extends LockUnavailableError {
+  override name = LockUnavailableError.name;
+}
+
+/**
  * The keys that work watches, from its first watch() to its next commit, and the connection that Redis knows them
  * by. Whoever commits has to call {@link connection} and then {@link end}; whoever does not, only {@link end}.
  */
@@ -90,7 +98,8 @@ export class Watch {
       const { resources } = this.#lease;
       if (error instanceof Error && isElsewhere(error)) {
         await this.#servers.lookAgain();
-        throw this.#conflict(error); // the work runs again where the keys are then
+        // The work may run again where the keys are then.
+        throw new WatchEndedError(`Redis refused to watch: ${error.message}`, { resources, cause: error });
       }
       if (error instanceof Error && isReply(error)) {
         const message = `Redis refused to watch: ${error.message}`;

@@ -414,6 +414,44 @@ describe('the connections that watch', () => {
     }
   });
 
+  it('have the work run again under a new lock when the lock was lost after the guard had passed', async () => {
+    const proxy = await startCountingProxy(sharedRedisUrl());
+    const one = await startLocks({ url: sharedRedisUrl(), connection: proxy.url });
+    try {
+      const tokens: string[] = [];
+      const lose = async () => {
+        await eventually(() => proxy.heldRequests() > 0);
+        await one.redis.del(`${one.prefix}:{lost}`);
+        proxy.passRequests();
+      };
+      let lost: Promise<void> | undefined;
+      await one.locks.withLock('lost', async ({ watch, multi, lock }) => {
+        tokens.push(lock.token);
+        await watch(one.key('lost'));
+        multi.incr(one.key('lost'));
+        if (tokens.length > 1) return;
+        proxy.holdRequestsWith('multi');
+        lost = lose();
+      });
+      await lost;
+      expect([tokens.length, new Set(tokens).size, await one.redis.get(one.key('lost'))]).toEqual([
+        2,
+        2,
+        '1',
+      ]);
+      const error = one.locks.withLock('lost', { retries: 0 }, async ({ watch, multi }) => {
+        await watch(one.key('lost'));
+        multi.incr(one.key('lost'));
+        proxy.holdRequestsWith('multi');
+        lost = lose();
+      });
+      await expect(error).rejects.toBeInstanceOf(LockLostError);
+    } finally {
+      await one.close();
+      await proxy.close();
+    }
+  });
+
   it('are made anew when they are lost, which counts as a conflict', async () => {
     const proxy = await startCountingProxy(sharedRedisUrl());
     const one = await startLocks({ url: sharedRedisUrl(), connection: proxy.url });
