@@ -200,6 +200,31 @@ describe('a commit that Redis refuses', () => {
     );
   });
 
+  it.each(['somebody else', 'its own holder'])(
+    'for MULTI and its barrier is reported as applied, where the commands ran one by one, while %s had the lock',
+    async (who) => {
+      const resource = 'a'; // whose name is short enough for one network segment
+      const owner = `${one.prefix}:{${resource}}`;
+      const error = await one.locks
+        .withLock(resource, { retries: 3 }, async ({ multi }) => {
+          multi.incr(one.key(resource));
+          if (who === 'somebody else') await admin.set(owner, who, 'PX', 5_000);
+          await admin.acl('SETUSER', 'app', '-multi', '-blpop');
+        })
+        .catch((reason: unknown) => reason);
+      await admin.acl('SETUSER', 'app', '+@all');
+      expect(error).toBeInstanceOf(LockTransactionError);
+      expect(error).toMatchObject({
+        applied: 'partial',
+        replies: [1],
+        cause: { message: expect.stringMatching(/^NOPERM/) },
+      });
+      expect(await applied(resource)).toBe('1');
+      expect(await admin.get(owner)).toBe(who === 'somebody else' ? who : null);
+      await admin.del(owner, one.key(resource));
+    },
+  );
+
   it('case 18d: does not get that far where WATCH, MULTI, EVAL or PUBLISH is denied from the start', async () => {
     for (const command of ['watch', 'multi', 'eval', 'publish']) {
       await admin.acl('SETUSER', 'app', `-${command}`);
