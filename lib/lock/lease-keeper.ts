@@ -96,11 +96,7 @@ export class LeaseKeeper {
 
   /** For a lease that was given up in Redis by other means, by a commit. */
   markReleased(lease: Lease): void {
-    if (lease.state === 'held') {
-      lease.state = 'released';
-      this.#times.addHold(performance.now() - lease.began);
-    }
-    this.#leases.delete(lease);
+    this.#end(lease, 'released');
   }
 
   /**
@@ -147,7 +143,11 @@ export class LeaseKeeper {
 
   resumeRenewal(lease: Lease): void {
     lease.renewalPauses -= 1;
-    if (lease.state === 'held') this.#wakeIn(Math.min(lease.renewalDueIn, lease.remaining));
+    if (lease.renewalPauses > 0) return;
+    // At once: the next pause may begin before a timer could fire.
+    if (lease.renewalDueIn <= 0) void this.#renew([lease]);
+    else if (lease.state === 'held') this.#wakeIn(Math.min(lease.renewalDueIn, lease.remaining));
+    resumed(lease);
   }
 
   /**
@@ -155,11 +155,28 @@ export class LeaseKeeper {
    * was lost, another resource of the same lock. A lease that was released cannot be lost any more.
    */
   lose(lease: Lease, reason: string): void {
-    this.#leases.delete(lease);
-    if (lease.state !== 'held') return;
-    lease.state = 'lost';
+    const wasHeld = lease.state === 'held';
+    this.tellLost(lease, reason);
+    if (wasHeld) this.#store.giveBack(lease, lease.ttl);
+  }
+
+  /**
+   * Tells the holder that the lease is gone. For a lease that is given up in Redis by other means: the caller has to tell
+   * of it before Redis can hear of it.
+   */
+  tellLost(lease: Lease, reason: string): void {
+    if (!this.#end(lease, 'lost')) return;
     lease.tellLoss(reason);
-    this.#store.giveBack(lease, lease.ttl);
+  }
+
+  /** @returns whether it was held until now */
+  #end(lease: Lease, state: 'lost' | 'released'): boolean {
+    this.#leases.delete(lease);
+    if (lease.state !== 'held') return false;
+    lease.state = state;
+    if (state === 'released') this.#times.addHold(performance.now() - lease.began);
+    resumed(lease);
+    return true;
   }
 
   /**
@@ -179,18 +196,31 @@ export class LeaseKeeper {
   }
 
   /**
-   * For whoever is to use the lease now: resolves when a renewal has been answered that is due, or without which there is
-   * nothing left to count on. Undefined when there is none to wait for. Never rejects.
+   * For the caller that is to use the lease now: resolves when a renewal has been answered that is due or under way, after
+   * those have ended that have renewals paused. Undefined when there is none to wait for. Never rejects.
    */
   upToDate(lease: Lease): Promise<void> | undefined {
-    if (lease.renewalDueIn <= 0) return this.#renew([lease]);
-    return lease.state === 'held' && lease.remaining <= 0 ? lease.renewing : undefined;
+    if (lease.renewalNeededIn <= 0) {
+      return lease.renewalPauses > 0 ? this.#upToDateWhenResumed(lease) : this.#renew([lease]);
+    }
+    if (!lease.renewing || lease.state !== 'held') return undefined;
+    // One that was handed over a moment ago is renewed early, and needs no renewal yet.
+    return lease.isProvisional && lease.remaining > 0 ? undefined : lease.renewing;
+  }
+
+  async #upToDateWhenResumed(lease: Lease): Promise<void> {
+    await new Promise<void>((resolve) => (lease.onResumed ??= []).push(resolve));
+    await this.upToDate(lease);
   }
 
   /** Takes the lease away from a holder that did not end in time, and tells it. A minHold is kept. Never rejects. */
   async revoke(lease: Lease): Promise<void> {
     if (lease.minHoldLeft === 0) this.lose(lease, 'the application was closed');
     else await this.release(lease).catch(() => undefined); // it ends by itself
+  }
+
+  get isClosed(): boolean {
+    return this.#timerDueAt === -Infinity;
   }
 
   /** Ends the timers. Leases still held, or held back, run out by themselves. */
@@ -288,7 +318,8 @@ export class LeaseKeeper {
       .renew(
         asked,
         ({ lease, ttl, terms }, renewal) => {
-          if (renewal === 'lost') this.lose(lease, 'it has another owner, or none');
+          // Overtaken by the commit that gives it up, which finds out by itself.
+          if (renewal === 'lost' && !lease.isLeaving) this.lose(lease, 'it has another owner, or none');
           // After an extension, Redis may have read this one too late to heed it.
           if (renewal !== 'renewed' || lease.state !== 'held' || lease.terms !== terms) return;
           lease.predecessors = [];
@@ -310,4 +341,11 @@ export class LeaseKeeper {
     for (const { renewalDueIn, remaining } of this.#leases) next = Math.min(next, renewalDueIn, remaining);
     return next;
   }
+}
+
+/** Tells those who wait for a renewal that is held up: now it is sent, or there will be none. */
+function resumed(lease: Lease): void {
+  const listeners = lease.onResumed ?? [];
+  lease.onResumed = undefined;
+  for (const listener of listeners) listener();
 }

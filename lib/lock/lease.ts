@@ -57,6 +57,13 @@ export class Lease implements Claim, Placed {
   measuredFrom: Instant;
   /** Above 0, no renewal is sent: one between WATCH and EXEC would make Redis refuse the commit. */
   renewalPauses = 0;
+  /** Called, once each, when renewals are not paused any more. */
+  onResumed: (() => void)[] | undefined;
+  /**
+   * A commit is under way, or was, that gives the lease up: as soon as Redis has it, somebody else may hold the lock. So
+   * nobody may count on the lease, while it is still to be known what became of it.
+   */
+  isLeaving = false;
   /** Settled when the renewal that is under way was answered, or will not be. */
   renewing: Promise<void> | undefined;
   /** When a renewal that is under way, or failed, may be tried again; on the monotonic clock. */
@@ -80,7 +87,7 @@ export class Lease implements Claim, Placed {
   relyingCommits = 0;
   /** How many commits were sent under it. */
   commits = 0;
-  /** Settled when the one that is under way has ended. */
+  /** Settled when the last one in line has ended. */
   committing: Promise<void> | undefined;
   /** Why it was lost, if it was. */
   lossReason: string | undefined;
@@ -149,8 +156,13 @@ export class Lease implements Claim, Placed {
 
   /** ms until renewal is due, after a third of what it lasts; Infinity when there will be none. */
   get renewalDueIn(): number {
+    return this.renewalPauses > 0 ? Infinity : this.renewalNeededIn;
+  }
+
+  /** The same, whether or not renewals are paused. */
+  get renewalNeededIn(): number {
     const instant = performance.now();
-    if (instant >= this.#renewedUntil || this.state !== 'held' || this.renewalPauses > 0) return Infinity;
+    if (instant >= this.#renewedUntil || this.state !== 'held' || this.isLeaving) return Infinity;
     return Math.max(0, this.lasts / 3 - elapsedSince(this.measuredFrom), this.retryAt - instant);
   }
 

@@ -92,9 +92,9 @@ export class Lock implements AsyncDisposable {
     return this.remaining > 0;
   }
 
-  /** ms of lease this process may still count on; 0 when lost or released. */
+  /** ms of lease this process may still count on; 0 when lost, released, or on its way to Redis with its last commit. */
   get remaining(): number {
-    return this.#released ? 0 : this.#lease.remaining;
+    return this.#released || this.#lease.isLeaving ? 0 : this.#lease.remaining;
   }
 
   /**

@@ -46,6 +46,8 @@ export type CommitAnswer =
   | { readonly outcome: 'changed' }
   /** Redis refused to queue or to run the transaction: nothing was applied. `failures`: by which commands. */
   | { readonly outcome: 'refused'; readonly error: Error; readonly failures: readonly (Error | undefined)[] }
+  /** It could not be written to the connection: nothing was applied, and this commit never will be. */
+  | { readonly outcome: 'unsent'; readonly error: Error }
   /** EXEC was answered although the guard had not passed: the server changed its mind halfway. */
   | { readonly outcome: 'unguarded'; readonly replies: readonly unknown[]; readonly error: Error | undefined }
   /** The connection died or stayed silent; whether EXEC ran has to be settled. */
@@ -76,6 +78,23 @@ export function needsTwoSteps(request: CommitRequest, clientPrefix: string): boo
   const size = (names: readonly string[]) =>
     names.reduce((sum, name) => sum + Buffer.byteLength(name) + prefix, 0);
   return FRAMING + GUARD.text.length + 3 * size(guarded) + size(owners) + 2 * size([fence]) > ONE_SEGMENT;
+}
+
+/** Bytes of arguments from which on a commit does not share its connection: those behind it would have to wait. */
+const BIG = 1_000_000;
+
+/** Whether the commit should have a connection of its own. */
+export function isBig({ commands }: CommitRequest): boolean {
+  let bytes = 0;
+  const count = (arg: unknown): void => {
+    if (typeof arg === 'string') bytes += Buffer.byteLength(arg);
+    else if (Buffer.isBuffer(arg)) bytes += arg.length;
+    else if (Array.isArray(arg)) for (const each of arg) count(each);
+    else if (arg instanceof Map) for (const entry of arg) count(entry);
+    else bytes += 8;
+  };
+  for (const { args } of commands) for (const arg of args) count(arg);
+  return bytes >= BIG;
 }
 
 /**
@@ -119,6 +138,7 @@ export async function sendCommit(
   transaction.push(execOf(redis));
 
   let late: Error | undefined;
+  let unsent: Error | undefined;
   const send = async (what: readonly Command[]): Promise<readonly Result[]> => {
     let replies: Promise<Result[]> | undefined;
     try {
@@ -126,11 +146,10 @@ export async function sendCommit(
       return await within(timeout, replies);
     } catch (error) {
       drop(redis); // settles every reply that is still missing
-      if (error instanceof DeadlineError && replies) {
-        late = error;
-        return replies;
-      }
-      return [[error as Error]];
+      if (replies === undefined) unsent = error as Error;
+      if (replies === undefined || !(error instanceof DeadlineError)) return [[error as Error]];
+      late = error;
+      return replies;
     }
   };
   let results: readonly Result[];
@@ -145,6 +164,7 @@ export async function sendCommit(
   } else {
     results = await send([...guard, ...transaction]);
   }
+  if (unsent) return { outcome: 'unsent', error: unsent };
   hideArguments(results);
   const answer = read(results, keep, late);
   // Without MULTI the barrier may still block the connection.

@@ -53,6 +53,16 @@ export class WatchPool {
     }
   }
 
+  /**
+   * For a commit that is to share no connection, and waits for nothing else while it has one: it may have the last one too.
+   *
+   * @param patience ms to wait for one
+   * @throws LockUnavailableError when none is to be had
+   */
+  takeAlone(patience: number): Promise<Redis> {
+    return this.take(1, patience);
+  }
+
   /** Gives a connection back on which nothing is watched any more. */
   giveBack(redis: Redis): void {
     if (!this.#taken.delete(redis)) return;
@@ -96,12 +106,13 @@ export class WatchPool {
     this.#waiting.push(entry);
     try {
       await within(patience, turn);
-    } catch (error) {
+    } catch {
       const place = this.#waiting.indexOf(entry);
       if (place < 0) return turn; // also when its turn came in the moment of the deadline
       this.#waiting.splice(place, 1);
-      const message = `All ${this.#size} connections for watch() are in use for too long`;
-      throw new LockUnavailableError(message, { cause: error });
+      throw new LockUnavailableError(
+        `All ${this.#size} connections for watch() and for commits over 1 MB were in use for ${Math.round(patience)} ms`,
+      );
     }
   }
 

@@ -22,6 +22,7 @@ import { letGo, Pending } from './pending.js';
 import type { Taken } from './pending.js';
 import { ScopeLife } from './scope-life.js';
 import type { Visits } from './visits.js';
+import { WatchEndedError } from './watch.js';
 import type { Watch } from './watch.js';
 
 /** What all scopes of a lock service have in common. */
@@ -487,10 +488,12 @@ function watchersAround(scope: LockScope): number {
 }
 
 /** A commit that was refused, for a reason that may be gone when the work has run again. */
-export type Refusal = LockLostError | LockConflictError;
+export type Refusal = LockLostError | LockConflictError | WatchEndedError;
 
 export function isRefusal(error: unknown): error is Refusal {
-  return error instanceof LockLostError || error instanceof LockConflictError;
+  return (
+    error instanceof LockLostError || error instanceof LockConflictError || error instanceof WatchEndedError
+  );
 }
 
 /** The errors of a commit that prove it. */

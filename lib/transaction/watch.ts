@@ -9,6 +9,19 @@ import type { WatchPool } from '../redis/watch-pool.js';
 /** ms to wait for a connection at most, however long the lease. */
 const LONGEST_WAIT = 30_000;
 
+/** ms to wait at most for a connection of the pool for work under that lease. */
+export function patienceFor(lease: Lease): number {
+  return Math.min(lease.isProvisional ? lease.ttl : lease.remaining, LONGEST_WAIT);
+}
+
+/**
+ * Redis could not take something at the moment, and does not know any more what was watched. Nothing was applied, and the
+ * work may run again, as after a conflict.
+ */
+export class WatchEndedError extends LockUnavailableError {
+  override name = LockUnavailableError.name;
+}
+
 /**
  * The keys that work watches, from its first watch() to its next commit, and the connection that Redis knows them
  * by. Whoever commits has to call {@link connection} and then {@link end}; whoever does not, only {@link end}.
@@ -28,8 +41,8 @@ export class Watch {
     this.#pool = poolFor(servers, lease);
     this.#lease = lease;
     this.#commandTimeout = commandTimeout;
-    const lasts = lease.isProvisional ? lease.ttl : lease.remaining;
-    this.#watched = this.#pool.then((pool) => pool.take(held, Math.min(lasts, LONGEST_WAIT)));
+    const patience = patienceFor(lease);
+    this.#watched = this.#pool.then((pool) => pool.take(held, patience));
     this.#watched.catch(() => undefined); // heard of in add() and connection()
   }
 
@@ -85,7 +98,8 @@ export class Watch {
       const { resources } = this.#lease;
       if (error instanceof Error && isElsewhere(error)) {
         await this.#servers.lookAgain();
-        throw this.#conflict(error); // the work runs again where the keys are then
+        // The work may run again where the keys are then.
+        throw new WatchEndedError(`Redis refused to watch: ${error.message}`, { resources, cause: error });
       }
       if (error instanceof Error && isReply(error)) {
         const message = `Redis refused to watch: ${error.message}`;

@@ -136,6 +136,22 @@ describe('a Redis Cluster', () => {
     expect([runs, await redis.get('{watched}:n')]).toEqual([2, '1']);
   });
 
+  it('gives back what watched when a transaction cannot have all the locks that its work relies on', async () => {
+    const locks = await startLocks();
+    const [outer = '', inner = ''] = spread('watching');
+    const work = () =>
+      locks.withLock(outer, () =>
+        locks.withLock([outer, inner], async ({ watch, multi, key }) => {
+          await watch(key('seen'));
+          multi.incr(key('n'));
+        }),
+      );
+    // More often than there are connections that watch.
+    for (let i = 0; i < 9; i += 1) {
+      await expect(work()).rejects.toMatchObject({ code: 'LOCK_TRANSACTION_FAILED', applied: 'none' });
+    }
+  });
+
   it('case 18: refuses a key of another slot before anything is sent, naming both', async () => {
     const locks = await startLocks();
     let reached = false;

@@ -1,5 +1,6 @@
 import { afterEach, beforeEach, describe, expect, it } from '@jest/globals';
 import { LockLostError, LockOutcomeUnknownError, LockUnavailableError } from '../../lib/index.js';
+import type { Lock } from '../../lib/index.js';
 import { startCountingProxy } from '../support/counting-proxy.js';
 import type { CountingProxy } from '../support/counting-proxy.js';
 import { eventually } from '../support/eventually.js';
@@ -133,6 +134,61 @@ describe('a reply that is lost', () => {
       .catch((reason: unknown) => reason);
     expect(error).toBeInstanceOf(LockLostError);
     expect([runs, await one.redis.get(one.key('stages'))]).toEqual([1, '1']);
+  });
+
+  it('to a commit() in between, and then to the question what became of it, tells the holder before anybody else has the lock', async () => {
+    await one.locks.withLock('given-up', ({ multi }) => multi.set(one.key('warm'), 1));
+    let holder: Lock | undefined;
+    const work = one.locks
+      .withLock('given-up', { ttl: 5_000, retries: 0 }, async ({ multi, commit, lock }) => {
+        multi.incr(one.key('given-up'));
+        proxy.dropNextReply();
+        proxy.holdReplies();
+        holder = lock;
+        await commit();
+      })
+      .catch((error: unknown) => error);
+    await eventually(() => holder !== undefined);
+    await using _next = await other().acquire('given-up', { wait: 5_000 });
+    expect([holder?.held, holder?.remaining, holder?.signal.aborted]).toEqual([false, 0, true]);
+    expect(holder?.signal.reason).toBeInstanceOf(LockLostError);
+    proxy.passReplies();
+    expect(await work).toBeInstanceOf(LockOutcomeUnknownError); // its replies were lost
+    expect(await one.redis.get(one.key('given-up'))).toBe('1');
+  });
+
+  it('to the last commit has its holder count on nothing any more, and is no loss when it was applied', async () => {
+    await one.locks.withLock('leaving', ({ multi }) => multi.set(one.key('warm'), 1));
+    for (const lose of [() => undefined, () => proxy.dropNextReply()]) {
+      let holder: Lock | undefined;
+      const work = one.locks.withLock('leaving', { ttl: 5_000, retries: 0 }, ({ multi, lock }) => {
+        multi.incr(one.key('leaving'));
+        lose();
+        proxy.holdReplies();
+        holder = lock;
+      });
+      await eventually(() => holder !== undefined);
+      const next = await other().acquire('leaving', { wait: 5_000 });
+      expect([holder?.held, holder?.remaining, holder?.signal.aborted]).toEqual([false, 0, false]);
+      proxy.passReplies();
+      await work;
+      expect([holder?.held, holder?.signal.aborted]).toEqual([false, false]);
+      await next.release();
+    }
+    expect(await one.redis.get(one.key('leaving'))).toBe('2');
+  });
+
+  it('to the last commit that was not applied is a loss that its signal tells', async () => {
+    await one.locks.withLock('not-applied', ({ multi }) => multi.set(one.key('warm'), 1));
+    proxy.holdRequestsWith('watch');
+    let holder: Lock | undefined;
+    const work = one.locks.withLock('not-applied', { ttl: 5_000, retries: 0 }, ({ multi, lock }) => {
+      multi.incr(one.key('not-applied'));
+      holder = lock;
+    });
+    await expect(work).rejects.toBeInstanceOf(LockLostError);
+    expect([holder?.held, holder?.signal.aborted]).toEqual([false, true]);
+    proxy.passRequests();
   });
 
   it('to a commit that was applied is told to those who wanted to hear it', async () => {

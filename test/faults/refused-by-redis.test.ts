@@ -122,6 +122,109 @@ describe('a commit that Redis refuses', () => {
     await freed('replica');
   });
 
+  describe('because Redis can take none at the moment', () => {
+    /** What makes Redis turn commits down, and take them again. */
+    const refusals: [string, () => Promise<unknown>, () => Promise<unknown>][] = [
+      [
+        'NOREPLICAS',
+        () => admin.config('SET', 'min-replicas-to-write', '1'),
+        () => admin.config('SET', 'min-replicas-to-write', '0'),
+      ],
+      ['READONLY', () => admin.replicaof('127.0.0.1', 1), () => admin.replicaof('NO', 'ONE')],
+    ];
+    const timesRefused = async () =>
+      Number(/errorstat_EXECABORT:count=(\d+)/.exec(await admin.info('errorstats'))?.[1] ?? 0);
+    const keyOf = (word: string) => one.key(`watched:${word}`);
+
+    it.each(refusals)('has work that watches run again when %s is over', async (word, refuse, take) => {
+      let runs = 0;
+      let over: Promise<unknown> | undefined;
+      await one.locks.withLock('watching', { retries: 1 }, async ({ watch, multi }) => {
+        runs += 1;
+        await watch(keyOf(word));
+        multi.incr(keyOf(word));
+        if (runs > 1) return;
+        const before = await timesRefused();
+        await refuse();
+        over = eventually(async () => (await timesRefused()) >= before + 3).finally(take);
+      });
+      await over;
+      expect([runs, await admin.get(keyOf(word))]).toEqual([2, '1']);
+    });
+
+    it.each(refusals)(
+      "says so of work that watches and must not run again, with Redis' %s as the cause",
+      async (word, refuse, take) => {
+        let over: Promise<unknown> | undefined;
+        const error = await one.locks
+          .withLock('watching', { retries: 0 }, async ({ watch, multi }) => {
+            await watch(keyOf(`${word}:refused`));
+            multi.incr(keyOf(`${word}:refused`));
+            const before = await timesRefused();
+            await refuse();
+            over = eventually(async () => (await timesRefused()) > before).finally(take);
+          })
+          .catch((reason: unknown) => reason);
+        await over;
+        expect(error).toBeInstanceOf(LockUnavailableError);
+        expect(error).toMatchObject({
+          name: 'LockUnavailableError',
+          status: 503,
+          message: expect.stringContaining(word),
+          cause: { name: 'ReplyError', message: expect.stringContaining(word) },
+        });
+        expect(await admin.get(keyOf(`${word}:refused`))).toBeNull();
+        await freed('watching');
+      },
+    );
+
+    it.each(refusals)(
+      "says so of work that watches when commandTimeout is over, with Redis' %s as the cause",
+      async (word, refuse, take) => {
+        let runs = 0;
+        const error = await one.locks
+          .withLock('watching', async ({ watch, multi }) => {
+            runs += 1;
+            await watch(keyOf(`${word}:never`));
+            multi.incr(keyOf(`${word}:never`));
+            await refuse();
+          })
+          .catch((reason: unknown) => reason)
+          .finally(take);
+        expect(error).toBeInstanceOf(LockUnavailableError);
+        const said = [(error as Error).message, String((error as Error).cause)].join(' ');
+        expect([said.includes(word), runs]).toEqual([true, 1]);
+        expect(await admin.get(keyOf(`${word}:never`))).toBeNull();
+        await freed('watching');
+      },
+    );
+  });
+
+  it.each(['somebody else', 'its own holder'])(
+    'for MULTI and its barrier is reported as applied, where the commands ran one by one, while %s had the lock',
+    async (who) => {
+      const resource = 'a'; // whose name is short enough for one network segment
+      const owner = `${one.prefix}:{${resource}}`;
+      const error = await one.locks
+        .withLock(resource, { retries: 3 }, async ({ multi }) => {
+          multi.incr(one.key(resource));
+          if (who === 'somebody else') await admin.set(owner, who, 'PX', 5_000);
+          await admin.acl('SETUSER', 'app', '-multi', '-blpop');
+        })
+        .catch((reason: unknown) => reason);
+      await admin.acl('SETUSER', 'app', '+@all');
+      expect(error).toBeInstanceOf(LockTransactionError);
+      expect(error).toMatchObject({
+        applied: 'partial',
+        replies: [1],
+        cause: { message: expect.stringMatching(/^NOPERM/) },
+      });
+      expect(await applied(resource)).toBe('1');
+      expect(await admin.get(owner)).toBe(who === 'somebody else' ? who : null);
+      await admin.del(owner, one.key(resource));
+    },
+  );
+
   it('case 18d: does not get that far where WATCH, MULTI, EVAL or PUBLISH is denied from the start', async () => {
     for (const command of ['watch', 'multi', 'eval', 'publish']) {
       await admin.acl('SETUSER', 'app', `-${command}`);

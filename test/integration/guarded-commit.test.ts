@@ -1,5 +1,6 @@
 import { inspect } from 'node:util';
 import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
+import { Command } from 'ioredis';
 import type { ChainableCommander } from 'ioredis';
 import {
   LockLostError,
@@ -9,6 +10,7 @@ import {
 } from '../../lib/index.js';
 import type { LockContext, LockTransaction, WithLockOptions } from '../../lib/index.js';
 import { startCountingProxy } from '../support/counting-proxy.js';
+import { startDelayProxy } from '../support/delay-proxy.js';
 import { eventually } from '../support/eventually.js';
 import { closeAll, startLocks } from '../support/lock-application.js';
 import type { LockApplication } from '../support/lock-application.js';
@@ -63,6 +65,104 @@ describe('work under a lock', () => {
       },
     );
     expect(await data('incessant')).toBe(String(committed));
+  });
+
+  it('is renewed although commits that overlap leave no time between them', async () => {
+    const committed = await one.locks.withLock(
+      'overlapping',
+      { ttl: 200, retries: 0 },
+      async ({ multi, commit }) => {
+        const since = performance.now();
+        let commits = 0;
+        const commitOn = async () => {
+          while (performance.now() - since < 600) {
+            multi.incr(one.key('overlapping'));
+            await commit();
+            commits += 1;
+          }
+        };
+        await Promise.all([commitOn(), commitOn(), commitOn()]);
+        return commits;
+      },
+    );
+    expect(await data('overlapping')).toBe(String(committed));
+  });
+
+  it('is renewed while commits of nested locks rely on it and overlap with its own', async () => {
+    const since = performance.now();
+    let commits = 0;
+    /** Commits under a lock of that depth and, meanwhile, under those nested in it, which rely on all around them. */
+    const commitOn = async (depth: number, { multi, commit }: LockContext): Promise<unknown> => {
+      const own = async () => {
+        while (performance.now() - since < 800) {
+          multi.incr(one.key('relied-on'));
+          await commit();
+          commits += 1;
+        }
+      };
+      if (depth === 5) return own();
+      const resources = ['relied-on', `relied-on:${depth + 1}`];
+      const inner = (context: LockContext) => commitOn(depth + 1, context);
+      return Promise.all([own(), one.locks.withLock(resources, { ttl: 5_000, retries: 0 }, inner)]);
+    };
+    await one.locks.withLock('relied-on', { ttl: 200, retries: 0 }, (context) => commitOn(0, context));
+    expect(await data('relied-on')).toBe(String(commits));
+  });
+
+  it('is renewed while more of its commits wait for each other than a lease has time for', async () => {
+    const proxy = await startDelayProxy(sharedRedisUrl(), 5);
+    const slow = await startLocks({ connection: proxy.url, keyPrefix: one.prefix });
+    try {
+      await slow.locks.withLock('in-line', { ttl: 300, retries: 0 }, async ({ multi, commit }) => {
+        const once = async () => {
+          multi.incr(one.key('in-line'));
+          await commit();
+        };
+        await Promise.all(Array.from({ length: 100 }, once));
+      });
+      expect(await data('in-line')).toBe('100');
+    } finally {
+      await slow.app.close();
+      slow.redis.disconnect();
+      await proxy.close();
+    }
+  });
+
+  it('has nothing applied, and does not run again, when it queued more text than can be written', async () => {
+    const text = 'x'.repeat(60_000_000);
+    let runs = 0;
+    const error = await rejection(
+      one.locks.withLock('endless', ({ multi }) => {
+        runs += 1;
+        for (let i = 0; i < 10; i += 1) multi.set(one.key(`endless:${i}`), text);
+      }),
+    );
+    expect(error).toBeInstanceOf(LockTransactionError);
+    expect(error).toMatchObject({ applied: 'none', cause: expect.any(RangeError) });
+    expect([runs, await data('endless:0'), await one.redis.exists(ownerKey('endless'))]).toEqual([
+      1,
+      null,
+      0,
+    ]);
+  });
+
+  it('fails as one that was applied when its replies cannot be read', async () => {
+    Command.setReplyTransformer('append', () => {
+      throw new Error('unreadable');
+    });
+    try {
+      const error = await rejection(
+        one.locks.withLock('unreadable', ({ multi }) => multi.append(one.key('unreadable'), 'x')),
+      );
+      expect(error).toBeInstanceOf(LockTransactionError);
+      expect(error).toMatchObject({
+        applied: 'partial',
+        failures: [{ index: 0, command: 'append', error: { message: 'unreadable' } }],
+      });
+      expect(await data('unreadable')).toBe('x');
+    } finally {
+      Command.setReplyTransformer('append', (reply) => reply);
+    }
   });
 
   it('takes two round trips for lock, three commands, commit and release', async () => {

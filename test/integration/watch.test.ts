@@ -279,6 +279,23 @@ describe('watched keys', () => {
     expect([result, await get('failing'), await isFree('failing')]).toEqual(['read only', '61', true]);
   });
 
+  it('are no conflict because the lock is renewed meanwhile', async () => {
+    let commits = 0;
+    await one.locks.withLock('renewed', { ttl: 100, retries: 0 }, async (context) => {
+      const since = performance.now();
+      const commitOn = async () => {
+        while (performance.now() - since < 600) {
+          await context.watch(one.key('renewed'));
+          context.multi.incr(one.key('renewed:commits'));
+          await context.commit();
+          commits += 1;
+        }
+      };
+      await Promise.all([commitOn(), commitOn()]);
+    });
+    expect(await get('renewed:commits')).toBe(String(commits));
+  });
+
   it('that nobody waited for are watched all the same', async () => {
     let runs = 0;
     await one.locks.withLock('unawaited', ({ watch, multi }) => {
@@ -394,6 +411,44 @@ describe('the connections that watch', () => {
       expect(await one.redis.get(one.key('nested'))).toBe('9');
     } finally {
       await one.close();
+    }
+  });
+
+  it('have the work run again under a new lock when the lock was lost after the guard had passed', async () => {
+    const proxy = await startCountingProxy(sharedRedisUrl());
+    const one = await startLocks({ url: sharedRedisUrl(), connection: proxy.url });
+    try {
+      const tokens: string[] = [];
+      const lose = async () => {
+        await eventually(() => proxy.heldRequests() > 0);
+        await one.redis.del(`${one.prefix}:{lost}`);
+        proxy.passRequests();
+      };
+      let lost: Promise<void> | undefined;
+      await one.locks.withLock('lost', async ({ watch, multi, lock }) => {
+        tokens.push(lock.token);
+        await watch(one.key('lost'));
+        multi.incr(one.key('lost'));
+        if (tokens.length > 1) return;
+        proxy.holdRequestsWith('multi');
+        lost = lose();
+      });
+      await lost;
+      expect([tokens.length, new Set(tokens).size, await one.redis.get(one.key('lost'))]).toEqual([
+        2,
+        2,
+        '1',
+      ]);
+      const error = one.locks.withLock('lost', { retries: 0 }, async ({ watch, multi }) => {
+        await watch(one.key('lost'));
+        multi.incr(one.key('lost'));
+        proxy.holdRequestsWith('multi');
+        lost = lose();
+      });
+      await expect(error).rejects.toBeInstanceOf(LockLostError);
+    } finally {
+      await one.close();
+      await proxy.close();
     }
   });
 

@@ -16,6 +16,8 @@ export interface CountingProxy extends AsyncDisposable {
   passReplies(): void;
   /** Keeps back what clients send and contains this word, and everything after it on the same connection. */
   holdRequestsWith(word: string): void;
+  /** How many pieces of what clients sent are kept back. */
+  heldRequests(): number;
   /** Sends what was kept back, even if the client is gone by now: as if it had been under way all the time. */
   passRequests(): void;
   /** How many connections clients have open. */
@@ -96,6 +98,7 @@ export async function startCountingProxy(target: string): Promise<CountingProxy>
       held = [];
     },
     holdRequestsWith: (word) => void (heldWord = word),
+    heldRequests: () => heldRequests.length,
     passRequests() {
       heldWord = undefined;
       for (const free of unstick) free();
