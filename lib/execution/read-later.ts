@@ -1,7 +1,10 @@
 import { isObservable } from 'rxjs';
 import { LockConfigurationError } from '../errors/lock.errors.js';
 
-/** How many properties of an object are looked at: a body is among the first ones. */
+/**
+ * How many properties of an object are looked at: a body is among the first ones. Of an object with thousands, V8 makes
+ * a list of all names before, which costs as much as writing it as JSON.
+ */
 const MAX_PROPERTIES = 32;
 
 /** What is read after it was returned. */

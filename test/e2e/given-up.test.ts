@@ -27,9 +27,12 @@ import { Redis } from 'ioredis';
 import { createServer } from 'node:net';
 import type { AddressInfo } from 'node:net';
 import { Readable } from 'node:stream';
+import { setFlagsFromString } from 'node:v8';
+import { runInNewContext } from 'node:vm';
 import { NEVER, firstValueFrom, of, race, switchMap, throwError } from 'rxjs';
 import type { Observable } from 'rxjs';
 import { LockContext, LockInterceptor, RedisLockModule, WithLock } from '../../lib/index.js';
+import { LockScopes } from '../../lib/transaction/lock-scopes.js';
 import { eventually } from '../support/eventually.js';
 import { assertNothingLeft } from '../support/lock-application.js';
 import { sharedRedisUrl } from '../support/redis/test-redis.js';
@@ -347,3 +350,32 @@ describe.each(['express', 'fastify'] as const)('a request that is given up on, o
     expect([bytes.status, await bytes.text()]).toEqual([200, 'of memory']);
   });
 });
+
+describe('LockInterceptor', () => {
+  it('leaves nothing of a closed application at its handlers, which live as long as their class', async () => {
+    const closed: WeakRef<LockScopes>[] = [];
+    for (let i = 0; i < 3; i += 1) closed.push(await answerAndClose());
+    setFlagsFromString('--expose-gc');
+    const collect = runInNewContext('gc') as () => void;
+    await eventually(() => {
+      collect();
+      return closed.every((scopes) => scopes.deref() === undefined);
+    });
+  });
+});
+
+/** In a function of its own: what it has on its stack lives as long as it runs. */
+async function answerAndClose(): Promise<WeakRef<LockScopes>> {
+  class AppModule {}
+  Module({
+    imports: [RedisLockModule.forRoot({ connection: sharedRedisUrl(), keyPrefix: prefix })],
+    controllers: [JobsController],
+  })(AppModule);
+  const app = await NestFactory.create(AppModule, new ExpressAdapter(), { logger: false });
+  await app.listen(0, '127.0.0.1');
+  const answer = await fetch(`${await app.getUrl()}/bytes`, { headers: { connection: 'close' } });
+  expect(await answer.text()).toBe('of memory');
+  const scopes = new WeakRef(app.get(LockScopes, { strict: false }));
+  await app.close();
+  return scopes;
+}
