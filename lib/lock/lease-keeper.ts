@@ -144,10 +144,8 @@ export class LeaseKeeper {
   resumeRenewal(lease: Lease): void {
     lease.renewalPauses -= 1;
     if (lease.renewalPauses > 0) return;
-    // At once: the next pause may begin before a timer could fire.
-    if (lease.renewalDueIn <= 0) void this.#renew([lease]);
-    else if (lease.state === 'held') this.#wakeIn(Math.min(lease.renewalDueIn, lease.remaining));
-    resumed(lease);
+    resumed(lease); // first: those who wait do not give others the time to pause renewals again
+    if (lease.state === 'held') this.#wakeIn(Math.min(lease.renewalDueIn, lease.remaining));
   }
 
   /**
@@ -343,7 +341,7 @@ export class LeaseKeeper {
   }
 }
 
-/** Tells those who wait for a renewal that is held up: now it is sent, or there will be none. */
+/** Tells those who wait for a renewal that is held up: now it can be sent, or there will be none. */
 function resumed(lease: Lease): void {
   const listeners = lease.onResumed ?? [];
   lease.onResumed = undefined;

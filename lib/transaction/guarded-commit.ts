@@ -63,9 +63,8 @@ export class GuardedCommit {
       if (before) await before;
       for (const each of leases) {
         if (each.heard) await this.#keeper.untilHeard(each);
-        // Commits that follow each other at once leave no other time for it. A renewal that is under way may have Redis
-        // refuse the commit, after which work that watches has to run again.
-        const renewing = this.#keeper.upToDate(each) ?? (watch && each.renewing);
+        // Commits that follow each other at once leave no other time for it.
+        const renewing = this.#keeper.upToDate(each);
         if (renewing) await renewing;
       }
       return await this.#commit(order);

@@ -1,6 +1,7 @@
 import { afterEach, beforeEach, describe, expect, it } from '@jest/globals';
 import { LockLostError, LockOutcomeUnknownError, LockUnavailableError } from '../../lib/index.js';
 import type { Lock } from '../../lib/index.js';
+import { RENEW } from '../../lib/redis/lock-scripts.js';
 import { startCountingProxy } from '../support/counting-proxy.js';
 import type { CountingProxy } from '../support/counting-proxy.js';
 import { eventually } from '../support/eventually.js';
@@ -176,6 +177,25 @@ describe('a reply that is lost', () => {
       await next.release();
     }
     expect(await one.redis.get(one.key('leaving'))).toBe('2');
+  });
+
+  it('to the last commit, and a renewal that comes after it, are no loss', async () => {
+    await one.locks.withLock('overtaken', ({ multi }) => multi.set(one.key('warm'), 1));
+    let holder: Lock | undefined;
+    const work = one.locks.withLock('overtaken', { ttl: 600, retries: 0 }, async ({ multi, lock }) => {
+      holder = lock;
+      multi.incr(one.key('overtaken'));
+      proxy.holdRequestsWith(RENEW.sha);
+      await eventually(() => proxy.heldRequests() > 0);
+      proxy.holdReplies('watch'); // to commits
+    });
+    await eventually(async () => (await one.redis.get(one.key('overtaken'))) === '1');
+    proxy.passRequests();
+    await one.locks.inspect('overtaken'); // answered after the renewal
+    expect([holder?.held, holder?.signal.aborted]).toEqual([false, false]);
+    proxy.passReplies();
+    await work;
+    expect(holder?.signal.aborted).toBe(false);
   });
 
   it('to the last commit that was not applied is a loss that its signal tells', async () => {

@@ -70,12 +70,12 @@ describe('work under a lock', () => {
   it('is renewed although commits that overlap leave no time between them', async () => {
     const committed = await one.locks.withLock(
       'overlapping',
-      { ttl: 200, retries: 0 },
+      { ttl: 600, retries: 0 },
       async ({ multi, commit }) => {
         const since = performance.now();
         let commits = 0;
         const commitOn = async () => {
-          while (performance.now() - since < 600) {
+          while (performance.now() - since < 1_500) {
             multi.incr(one.key('overlapping'));
             await commit();
             commits += 1;
@@ -94,7 +94,7 @@ describe('work under a lock', () => {
     /** Commits under a lock of that depth and, meanwhile, under those nested in it, which rely on all around them. */
     const commitOn = async (depth: number, { multi, commit }: LockContext): Promise<unknown> => {
       const own = async () => {
-        while (performance.now() - since < 800) {
+        while (performance.now() - since < 1_500) {
           multi.incr(one.key('relied-on'));
           await commit();
           commits += 1;
@@ -105,7 +105,7 @@ describe('work under a lock', () => {
       const inner = (context: LockContext) => commitOn(depth + 1, context);
       return Promise.all([own(), one.locks.withLock(resources, { ttl: 5_000, retries: 0 }, inner)]);
     };
-    await one.locks.withLock('relied-on', { ttl: 200, retries: 0 }, (context) => commitOn(0, context));
+    await one.locks.withLock('relied-on', { ttl: 600, retries: 0 }, (context) => commitOn(0, context));
     expect(await data('relied-on')).toBe(String(commits));
   });
 
@@ -113,7 +113,7 @@ describe('work under a lock', () => {
     const proxy = await startDelayProxy(sharedRedisUrl(), 5);
     const slow = await startLocks({ connection: proxy.url, keyPrefix: one.prefix });
     try {
-      await slow.locks.withLock('in-line', { ttl: 300, retries: 0 }, async ({ multi, commit }) => {
+      await slow.locks.withLock('in-line', { ttl: 600, retries: 0 }, async ({ multi, commit }) => {
         const once = async () => {
           multi.incr(one.key('in-line'));
           await commit();

@@ -281,10 +281,10 @@ describe('watched keys', () => {
 
   it('are no conflict because the lock is renewed meanwhile', async () => {
     let commits = 0;
-    await one.locks.withLock('renewed', { ttl: 100, retries: 0 }, async (context) => {
+    await one.locks.withLock('renewed', { ttl: 500, retries: 0 }, async (context) => {
       const since = performance.now();
       const commitOn = async () => {
-        while (performance.now() - since < 600) {
+        while (performance.now() - since < 1_200) {
           await context.watch(one.key('renewed'));
           context.multi.incr(one.key('renewed:commits'));
           await context.commit();
