@@ -11,13 +11,14 @@ import { mutate, MUTATIONS } from './mutations.js';
 import { playRound } from './round.js';
 import { sceneOf } from './scenes.js';
 
+/** ms. */
 const ROUND = 15_000;
 /** Violations of one rule in one round; there may be thousands. */
 const SHOWN = 3;
 
 const { values } = parseArgs({
   options: {
-    minutes: { type: 'string', default: '4' },
+    minutes: { type: 'string', default: '5' },
     seed: { type: 'string', default: String(Date.now() % 1_000_000) },
     round: { type: 'string', default: '0' },
     only: { type: 'string' },

@@ -55,7 +55,7 @@ export const SCENES: Readonly<Record<string, Scene>> = {
     beyond: 'all',
   },
   forger: {
-    kinds: { update: 5, hold: 5, several: 1, brief: 1, at_once: 1, impatient: 1 },
+    kinds: { update: 5, hold: 5, several: 1, at_once: 1, impatient: 1 },
     deeds: ['forged messages', 'forged messages', 'forged messages', 'CLIENT PAUSE'],
     quiet: 500,
     pauses: [20, 500],
