@@ -1,4 +1,4 @@
-import type { Event, Fault, History, LeaseSeen } from './history.js';
+import type { Event, History, LeaseSeen } from './history.js';
 
 /** What became of a call. */
 export interface Call {
@@ -55,13 +55,12 @@ export function callsOf(events: readonly Event[]): Map<string, Call> {
 }
 
 /** Whether something that went wrong may have had to do with what happened between two times. */
-export function isDisturbed(
-  faults: readonly Pick<Fault, 'from' | 'to'>[],
-): (from: number, to: number) => boolean {
-  return (from, to) => faults.some((fault) => fault.from <= to && fault.to + AFTERMATH >= from);
-}
-
-/** Faults, and the times at which the machine was too busy for a process. */
-export function troubleIn({ events, faults }: History): readonly Pick<Fault, 'from' | 'to'>[] {
-  return [...faults, ...events.filter((event) => event.what === 'stood still')];
+export function isDisturbed({ events, faults }: History): (from: number, to: number) => boolean {
+  const troubles: { from: number; to: number }[] = faults.map(({ from, to }) => ({
+    from,
+    to: to + AFTERMATH,
+  }));
+  // The machine was too busy for a process: that alone can cost it a place in line, or a short lease.
+  for (const event of events) if (event.what === 'stood still') troubles.push(event);
+  return (from, to) => troubles.some((trouble) => trouble.from <= to && trouble.to >= from);
 }

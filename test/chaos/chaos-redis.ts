@@ -108,6 +108,12 @@ class Instance {
       async () => (await this.admin.info('replication')).includes(`port=${replica.port},state=online`),
       FAILOVER_WITHIN,
     );
+    // What it was sent as a whole is on disk only when that is rewritten.
+    await eventually(async () => {
+      const has = await replica.admin.info('persistence');
+      const isRewriting = /aof_rewrite_(in_progress|scheduled):1/.test(has);
+      return !isRewriting && has.includes('aof_enabled:1') && has.includes('aof_last_bgrewrite_status:ok');
+    }, FAILOVER_WITHIN);
   }
 
   async stop(): Promise<void> {

@@ -37,7 +37,7 @@ export function check(history: History): Violation[] {
     ...[...holds].flatMap(([resource, held]) => checkHolds(resource, held, history.faults)),
     ...history.ledgers.flatMap(checkLedger),
     ...checkOutcomes(history),
-    ...checkOrder(calls, history.faults),
+    ...checkOrder(calls, history),
     ...checkEnds(calls, history),
     ...checkLeases(calls, history),
     ...checkVisits(calls),
@@ -148,7 +148,7 @@ function checkOutcomes({ events, ledgers, isKilled }: History): Violation[] {
 }
 
 /** Who was in line before another one asked has its turn first, unless a fault may have cost it its place. */
-function checkOrder(calls: ReadonlyMap<string, Call>, faults: readonly Fault[]): Violation[] {
+function checkOrder(calls: ReadonlyMap<string, Call>, history: History): Violation[] {
   const byResource = new Map<string, Call[]>();
   for (const call of calls.values()) {
     const [resource, ...others] = call.resources;
@@ -157,7 +157,7 @@ function checkOrder(calls: ReadonlyMap<string, Call>, faults: readonly Fault[]):
     if (served) served.push(call);
     else byResource.set(resource, [call]);
   }
-  const disturbed = isDisturbed(faults);
+  const disturbed = isDisturbed(history);
   const violations: Violation[] = [];
   for (const [resource, served] of byResource) {
     // The one that asked last of all those served so far: whoever was in line before that was passed by.

@@ -1,5 +1,5 @@
 /** What the checker proves of leases, of work inside of a lock, and of service after a failover. */
-import { isDisturbed, troubleIn } from './calls.js';
+import { isDisturbed } from './calls.js';
 import type { Call } from './calls.js';
 import type { Violation } from './checker.js';
 import type { History } from './history.js';
@@ -11,7 +11,7 @@ const RECOVERY = 5_000;
 
 /** Nobody is told that a lease lasts for longer than it does in Redis; and one that was shortened ends. */
 export function checkLeases(calls: ReadonlyMap<string, Call>, history: History): Violation[] {
-  const disturbed = isDisturbed(troubleIn(history));
+  const disturbed = isDisturbed(history);
   const violations: Violation[] = [];
   for (const { name, resources, asked, leases } of calls.values()) {
     const resource = resources[0] ?? '';
@@ -48,7 +48,7 @@ export function checkVisits(calls: ReadonlyMap<string, Call>): Violation[] {
 
 /** No lock is lost while nothing is broken. */
 export function checkLosses(calls: ReadonlyMap<string, Call>, history: History): Violation[] {
-  const disturbed = isDisturbed(troubleIn(history));
+  const disturbed = isDisturbed(history);
   return [...calls.values()]
     .filter(({ asked, ended }) => ended?.code === 'LOCK_LOST' && !disturbed(asked, ended.at))
     .map(({ name, resources, ended }) => ({

@@ -7,7 +7,8 @@ interface Mutation {
   readonly what: string;
   /** Compiled. */
   readonly file: string;
-  readonly find: string;
+  /** Stands there once. */
+  readonly find: string | RegExp;
   readonly replace: string;
 }
 
@@ -31,6 +32,13 @@ export const MUTATIONS: Readonly<Record<string, Mutation>> = {
     find: 'renewed = pcall(lengthen, owner, ttl) and 1 or -1',
     replace: 'renewed = 1',
   },
+  'short-renewals': {
+    what: 'a renewal makes a lease shorter than its holder is told',
+    file: 'lock-scripts.js',
+    // Of RENEW, whose ARGV go on in twos or more.
+    find: /(?<=RENEW = script\([^;]*?)\btonumber\(ARGV\[i \+ 1\]\)/,
+    replace: 'math.floor(tonumber(ARGV[i + 1]) / 2)',
+  },
   'repeated-fencing-tokens': {
     what: 'a grant has the number of the one before',
     file: 'script-parts.js',
@@ -42,6 +50,12 @@ export const MUTATIONS: Readonly<Record<string, Mutation>> = {
     file: '../lock/lease.js',
     find: 'elapsedSince(this.measuredFrom));\n    }',
     replace: '0);\n    }',
+  },
+  'no-turns': {
+    what: 'work inside of a scope does not wait for its turn',
+    file: '../transaction/take-turns.js',
+    find: /(?<=export async function takeTurns\([^]*?\) \{\n)/,
+    replace: 'return;\n',
   },
 };
 

@@ -1,6 +1,6 @@
 /** What goes wrong, one thing after the other, with quiet times between. */
 import type { Redis } from 'ioredis';
-import type { Direction } from '../support/delay-proxy.js';
+import type { Connection, Direction } from '../support/delay-proxy.js';
 import type { Member } from './crew.js';
 import { forge } from './forger.js';
 import { timeNow } from './history.js';
@@ -27,7 +27,7 @@ export interface Victims {
   failOver(): Promise<void>;
   readonly network: {
     delay(ms: number): void;
-    hold(towards: Direction, ms: number, isChosen: () => boolean): () => void;
+    hold(towards: Direction, ms: number, isChosen: (connection: Connection) => boolean): () => void;
     cut(): void;
   };
   readonly resources: readonly string[];
@@ -83,7 +83,11 @@ const DEEDS = {
   },
   async 'late answers'({ network }, random) {
     const ms = random.between(100, 1_000);
-    const release = network.hold('client', ms, () => random.next() < 0.35);
+    // Those to commits alone are in no order with any others.
+    const only = random.pick(['commits', 'commits', 'any']);
+    const release = network.hold('client', ms, ({ hasCommits }) =>
+      only === 'commits' ? hasCommits : random.next() < 0.4,
+    );
     await pause(random.between(300, 1_500));
     release();
     await pause(ms);

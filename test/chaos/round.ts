@@ -55,10 +55,17 @@ export async function playRound(
   options: RoundOptions,
 ): Promise<RoundResult> {
   const { seed, number, ms, scene, build } = options;
-  const { kinds, commandTimeout, loops = LOOPS, latency = 0 } = scene;
+  const {
+    kinds,
+    commandTimeout,
+    loops = LOOPS,
+    members = MEMBERS,
+    resources: count = RESOURCES,
+    latency = 0,
+  } = scene;
   const random = new Random(seed * 1_000 + number);
   const prefix = `chaos-${seed}-${number}`;
-  const resources = Array.from({ length: RESOURCES }, (_, i) => `r${i}`);
+  const resources = Array.from({ length: count }, (_, i) => `r${i}`);
   const folder = await mkdtemp(join(tmpdir(), 'lock-history-'));
   let isKept = false;
   const all: Member[] = [];
@@ -83,7 +90,7 @@ export async function playRound(
     return member;
   };
   try {
-    for (let place = 0; place < MEMBERS; place += 1) crew.push(await start(place));
+    for (let place = 0; place < members; place += 1) crew.push(await start(place));
     const victims = {
       members: () => crew,
       async replace(member: Member) {
@@ -118,7 +125,7 @@ export async function playRound(
     const left = await leftovers(redis.url, prefix);
     if (left.length > 0)
       violations.push({ rule: 'every call ends', message: `left in Redis: ${left.join(', ')}` });
-    isKept = violations.length > 0 && build === undefined;
+    isKept = process.env.KEEP !== undefined || (violations.length > 0 && build === undefined);
     if (isKept)
       await writeFile(join(folder, 'faults'), faults.map((fault) => `${JSON.stringify(fault)}\n`).join(''));
     return { ...summary(history), faults, violations, history: isKept ? folder : undefined };

@@ -11,13 +11,14 @@ import { mutate, MUTATIONS } from './mutations.js';
 import { playRound } from './round.js';
 import { sceneOf } from './scenes.js';
 
+/** ms. */
 const ROUND = 15_000;
-/** Of those of one round; there may be thousands. */
-const SHOWN = 10;
+/** Violations of one rule in one round; there may be thousands. */
+const SHOWN = 3;
 
 const { values } = parseArgs({
   options: {
-    minutes: { type: 'string', default: '4' },
+    minutes: { type: 'string', default: '5' },
     seed: { type: 'string', default: String(Date.now() % 1_000_000) },
     round: { type: 'string', default: '0' },
     only: { type: 'string' },
@@ -54,8 +55,11 @@ try {
       `round ${number}, ${name}: ${result.calls} calls, ${result.commits} commits, ${result.faults.length} faults, ` +
         `longest wait ${result.longestWait.toFixed(0)} ms, ${result.violations.length} violations`,
     );
-    for (const { rule, resource, message } of result.violations.slice(0, SHOWN)) {
-      console.log(`  ${rule}${resource === undefined ? '' : ` (${resource})`}: ${message}`);
+    for (const [rule, broken] of byRule(result.violations)) {
+      console.log(`  ${rule}: ${broken.length} times`);
+      for (const { resource, message } of broken.slice(0, SHOWN)) {
+        console.log(`    ${resource === undefined ? '' : `${resource}: `}${message}`);
+      }
     }
     if (result.history) console.log(`  the history is in ${result.history}`);
     if (mutated && violations.length > 0) break; // it was found
@@ -70,3 +74,13 @@ console.log(`\n${sum.calls} calls, ${sum.commits} commits, longest wait ${sum.lo
 for (const [kind, times] of [...faults].sort()) console.log(`  ${kind}: ${times}`);
 console.log(`${violations.length} violations`);
 process.exitCode = violations.length > 0 ? 1 : 0;
+
+function byRule(violations: readonly Violation[]): Map<string, Violation[]> {
+  const rules = new Map<string, Violation[]>();
+  for (const violation of violations) {
+    const known = rules.get(violation.rule);
+    if (known) known.push(violation);
+    else rules.set(violation.rule, [violation]);
+  }
+  return rules;
+}

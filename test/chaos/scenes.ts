@@ -4,8 +4,8 @@ import type { Kinds } from './workload.js';
 import type { DeedName } from './nemesis.js';
 
 export interface Scene {
-  /** What workers do, and how often. */
-  readonly kinds: Kinds;
+  /** What workers do, and how often; where it is several, the calls that one makes at a time are of one each, in turn. */
+  readonly kinds: Kinds | readonly Kinds[];
   /** What goes wrong, in an order that the seed decides. Default: everything. */
   readonly deeds?: readonly DeedName[];
   /** ms from the start without any of it. Long enough for order to show, which a fault disturbs for a while. */
@@ -16,6 +16,10 @@ export interface Scene {
   readonly commandTimeout?: number;
   /** Calls that each worker makes at a time. Default: 6. */
   readonly loops?: number;
+  /** How many workers there are. Default: 4. */
+  readonly members?: number;
+  /** That they all want. Default: 3. */
+  readonly resources?: number;
   /** Only some of the workers are beyond the network, or all of them. */
   readonly beyond: 'half' | 'all';
   /** ms that everything takes on the network, in each direction. Default: 0. */
@@ -39,15 +43,19 @@ export const SCENES: Readonly<Record<string, Scene>> = {
   },
   // Whoever waits for several has to know which of them an answer is about that comes late.
   'several-resources': {
-    kinds: { several: 6, brief: 5, long: 2, at_once: 1 },
+    // Some of each at any time: commits under the first one, and a holder of the last one that takes its time.
+    kinds: [{ slow: 1 }, { several: 1 }, { brief: 1 }, { brief: 1 }],
+    loops: 24,
+    members: 1,
+    resources: 8,
     deeds: ['late answers', 'late answers', 'late answers', 'late requests'],
     quiet: 500,
-    pauses: [50, 500],
+    pauses: [0, 100],
     commandTimeout: 1_500,
     beyond: 'all',
   },
   forger: {
-    kinds: { update: 5, hold: 5, several: 1, brief: 1, at_once: 1, impatient: 1 },
+    kinds: { update: 5, hold: 5, several: 1, at_once: 1, impatient: 1 },
     deeds: ['forged messages', 'forged messages', 'forged messages', 'CLIENT PAUSE'],
     quiet: 500,
     pauses: [20, 500],

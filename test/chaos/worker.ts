@@ -8,7 +8,7 @@ import { Auditor } from './auditor.js';
 import { timeNow } from './history.js';
 import { Random } from './random.js';
 import { Recorder } from './recorder.js';
-import { callOnce } from './workload.js';
+import { callOnce, KINDS } from './workload.js';
 import type { Kinds } from './workload.js';
 
 export interface WorkerOptions {
@@ -22,7 +22,7 @@ export interface WorkerOptions {
   /** Leads to Redis without delay. Default: the url. */
   readonly auditUrl?: string;
   /** What it does, and how often. Default: a bit of everything. */
-  readonly kinds?: Kinds;
+  readonly kinds?: Kinds | readonly Kinds[];
   /** ms. Default: 800. */
   readonly commandTimeout?: number;
 }
@@ -45,7 +45,8 @@ export interface Usage {
 }
 
 const options = JSON.parse(process.argv[2] ?? '{}') as WorkerOptions;
-const { url, auditUrl = url, prefix, resources, kinds, commandTimeout = 800 } = options;
+const { url, auditUrl = url, prefix, resources, kinds = KINDS, commandTimeout = 800 } = options;
+const roles = [kinds].flat();
 
 class WorkerModule {}
 Module({
@@ -96,7 +97,7 @@ await Promise.all(
   Array.from({ length: options.loops }, async (_, loop) => {
     const random = new Random(options.seed + loop * 7_919);
     const setting = { locks, redis, auditor, prefix, recorder, random };
-    while (!stopping) await callOnce(setting, resources, kinds);
+    while (!stopping) await callOnce(setting, resources, roles[loop % roles.length] as Kinds);
   }),
 );
 await app.close();

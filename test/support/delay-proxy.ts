@@ -12,7 +12,7 @@ export interface DelayProxy {
    *
    * @returns ends that for what is sent from then on
    */
-  hold(towards: Direction, ms: number, isChosen: () => boolean): () => void;
+  hold(towards: Direction, ms: number, isChosen: (connection: Connection) => boolean): () => void;
   /** Leads new connections to another server. Those that are open stay where they are. */
   leadTo(target: string): void;
   /** Ends all connections. */
@@ -22,8 +22,14 @@ export interface DelayProxy {
 
 export type Direction = 'server' | 'client';
 
+export interface Connection {
+  /** Whether a MULTI was sent on it. */
+  hasCommits: boolean;
+}
+
 /** What passes in one direction of a connection. */
 interface Relay {
+  readonly connection: Connection;
   readonly towards: Direction;
   /** ms, beside the delay of all. */
   held: number;
@@ -38,13 +44,14 @@ export async function startDelayProxy(target: string, ms = 0): Promise<DelayProx
   let delay = ms;
   const server = createServer((client) => {
     const upstream = connect(Number(port), hostname);
+    const connection = { hasCommits: false };
     for (const [from, to, towards] of [
       [client, upstream, 'server'],
       [upstream, client, 'client'],
     ] as const) {
       sockets.add(from);
       from.setNoDelay(true);
-      const relay = relayTo(to, towards);
+      const relay = relayTo(to, towards, connection);
       relays.add(relay);
       from.on('data', (data) => relay.pass(data));
       from.on('error', () => from.destroy());
@@ -56,7 +63,7 @@ export async function startDelayProxy(target: string, ms = 0): Promise<DelayProx
     }
   });
   /** Keeps the order, also when the delay gets shorter. What is under way arrives, also when its sender is gone by then. */
-  const relayTo = (to: Socket, towards: Direction): Relay => {
+  const relayTo = (to: Socket, towards: Direction, connection: Connection): Relay => {
     let hasEnded = false;
     const underWay: { readonly data: Buffer; readonly due: number }[] = [];
     const deliver = () => {
@@ -69,9 +76,11 @@ export async function startDelayProxy(target: string, ms = 0): Promise<DelayProx
       if (hasEnded) to.end(() => to.destroy());
     };
     return {
+      connection,
       towards,
       held: 0,
       pass(data: Buffer) {
+        if (towards === 'server') connection.hasCommits ||= data.includes('\r\nmulti\r\n');
         const longer = delay + this.held;
         if (longer === 0 && underWay.length === 0) return void to.write(data);
         underWay.push({ data, due: Math.max(underWay.at(-1)?.due ?? 0, performance.now() + longer) });
@@ -88,7 +97,7 @@ export async function startDelayProxy(target: string, ms = 0): Promise<DelayProx
     url: `redis://127.0.0.1:${(server.address() as AddressInfo).port}`,
     delay: (longer) => void (delay = longer),
     hold(towards, longer, isChosen) {
-      const chosen = [...relays].filter((relay) => relay.towards === towards && isChosen());
+      const chosen = [...relays].filter((relay) => relay.towards === towards && isChosen(relay.connection));
       for (const relay of chosen) relay.held = longer;
       return () => {
         for (const relay of chosen) relay.held = 0;

@@ -219,11 +219,15 @@ describe('the checker of histories', () => {
       expect(check(history([...lost, { what: 'stood still', from: 1, to: 400 }]))).toEqual([]);
     });
 
-    it('does not let a process that stands still excuse anything else', () => {
-      const stood: Event = { what: 'stood still', from: 1, to: 400 };
-      const passedBy = call('a', { asked: 0, queued: 1, from: 10, to: 11 }, 12);
-      const barging = call('b', { asked: 2, from: 6, to: 9 }, 11);
-      expect(rules(history([...passedBy, ...barging, stood]))).toEqual(['first come, first served']);
+    it('lets a process that stands still excuse a lost place meanwhile, and nothing after it', () => {
+      const passedBy = call('a', { asked: 10, queued: 11, from: 20, to: 21 }, 12);
+      const barging = call('b', { asked: 12, from: 16, to: 19 }, 11);
+      const meanwhile: Event = { what: 'stood still', from: 13, to: 15 };
+      expect(check(history([...passedBy, ...barging, meanwhile]))).toEqual([]);
+      const before: Event = { what: 'stood still', from: 5, to: 9 };
+      expect(rules(history([...passedBy, ...barging, before]))).toEqual(['first come, first served']);
+      const overlapping = call('b', { asked: 12, from: 16, to: 20.5 }, 11);
+      expect(rules(history([...passedBy, ...overlapping, meanwhile]))).toContain('one holder');
     });
   });
 
