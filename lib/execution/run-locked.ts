@@ -46,11 +46,17 @@ export function observeLocked(call: LockedCall): Observable<unknown> {
     const unwanted = new AbortController();
     const { signal, onLost } = call.options;
     const onAbort = () => unwanted.abort(signal?.reason);
-    signal?.addEventListener('abort', onAbort);
     if (signal?.aborted) onAbort();
+    let stopListening = () => undefined as void;
+    // Once to each signal, however many calls it was given to: that is the service's.
+    const service = () => {
+      const locks = call.service();
+      if (signal) stopListening = locks.listenTo(signal, onAbort);
+      return locks;
+    };
 
     let heldBack: unknown[] = [];
-    acquireAndRun(call, { ...call.options, signal: unwanted.signal }, async (context) => {
+    acquireAndRun({ ...call, service }, { ...call.options, signal: unwanted.signal }, async (context) => {
       heldBack = await new ObservedWork({
         method: call.method,
         context,
@@ -73,7 +79,7 @@ export function observeLocked(call: LockedCall): Observable<unknown> {
           subscriber.error(error);
         },
       )
-      .finally(() => signal?.removeEventListener('abort', onAbort));
+      .finally(() => stopListening());
     return () => {
       left.abort(UNSUBSCRIBED);
       unwanted.abort(UNSUBSCRIBED);

@@ -302,6 +302,15 @@ export class LockService
     return this.#closed;
   }
 
+  /**
+   * @internal Calls back when the signal is aborted.
+   * @returns ends that
+   */
+  listenTo(signal: AbortSignal, listener: () => void): () => void {
+    this.#aborts.add(signal, listener);
+    return () => this.#aborts.delete(signal, listener);
+  }
+
   /** @internal */
   get isClosed(): boolean {
     return this.#closed !== undefined;

@@ -50,6 +50,22 @@ describe('a reply that is lost', () => {
     await eventually(() => isFree('orphan'), 1_000);
   });
 
+  it('to a commit, of which Redis has lost what it knew, is an unknown outcome: the work does not run again', async () => {
+    await one.locks.withLock('forgotten', ({ multi }) => multi.set(one.key('warm'), 1));
+    let runs = 0;
+    const call = one.locks
+      .withLock('forgotten', ({ multi }) => {
+        runs += 1;
+        multi.incr(one.key('forgotten'));
+        if (runs === 1) proxy.holdReplies(one.key('warm')); // on the connection of commits
+      })
+      .catch((error: unknown) => error);
+    await eventually(async () => (await one.redis.get(one.key('forgotten'))) === '1');
+    await one.redis.del(`${one.prefix}:fence:{forgotten}`);
+    expect(await call).toBeInstanceOf(LockOutcomeUnknownError);
+    expect([runs, await one.redis.get(one.key('forgotten'))]).toEqual([1, '1']);
+  });
+
   it('to a wish to wait leaves no place behind, however late it is', async () => {
     await using _held = await other().acquire('late-place', { ttl: 5_000 });
     await (await one.locks.acquire('warm', { wait: 1_000 })).release();

@@ -163,8 +163,9 @@ describe('an operator', () => {
     ['of another process', () => other],
     ['of the process that held it', () => one],
   ])('that takes a lock away has the next waiter get it, %s', async (_, waiting) => {
-    const held = await one.locks.acquire('passed on', { ttl: 5_000, autoExtend: false });
-    const waiters = [1, 2].map(() => waiting().locks.acquire('passed on', { wait: 5_000 }));
+    // Nobody would ask before the end of this lease.
+    const held = await one.locks.acquire('passed on', { ttl: 60_000 });
+    const waiters = [1, 2].map(() => waiting().locks.acquire('passed on', { wait: 60_000, ttl: 60_000 }));
     await eventually(async () => (await one.redis.zcard(`${one.prefix}:queue:{passed on}`)) === 2);
     expect(await other.locks.forceRelease('passed on')).toBe(true);
     const first = await Promise.race(waiters);

@@ -1,16 +1,30 @@
 import { getEventListeners } from 'node:events';
+import { Injectable } from '@nestjs/common';
 import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
+import { lastValueFrom, of } from 'rxjs';
+import type { Observable } from 'rxjs';
+import { WithLock } from '../../lib/index.js';
 import type { LockNotAcquiredError } from '../../lib/index.js';
 import { eventually } from '../support/eventually.js';
 import { closeAll, startLocks } from '../support/lock-application.js';
 import type { LockApplication } from '../support/lock-application.js';
+
+const given = new AbortController();
+
+@Injectable()
+class Streams {
+  @WithLock('given', { wait: 20_000, returns: 'observable', signal: given.signal })
+  stream(): Observable<number> {
+    return of(1);
+  }
+}
 
 describe('a caller that cannot have a lock', () => {
   let one: LockApplication;
   let other: LockApplication;
 
   beforeAll(async () => {
-    one = await startLocks({ ttl: 20_000 });
+    one = await startLocks({ ttl: 20_000 }, { providers: [Streams] });
     other = await startLocks({ keyPrefix: one.prefix, ttl: 20_000 });
   });
   afterAll(() => closeAll(one, other));
@@ -63,6 +77,21 @@ describe('a caller that cannot have a lock', () => {
     }
     expect([listeners(), await waiters('shared')]).toEqual([0, 0]);
     await again.release();
+  });
+
+  it('stops to wait for a decorated Observable when the signal of the decorator is aborted, with one listener for all', async () => {
+    const held = await other.locks.acquire('given');
+    const calls = Array.from({ length: 20 }, () =>
+      lastValueFrom(one.app.get(Streams).stream()).catch((error: unknown) => error),
+    );
+    await eventually(async () => (await waiters('given')) === 20);
+    expect(getEventListeners(given.signal, 'abort')).toHaveLength(1);
+    given.abort(new Error('why'));
+    for (const error of await Promise.all(calls)) {
+      expect(error).toMatchObject({ reason: 'aborted', cause: given.signal.reason });
+    }
+    expect([getEventListeners(given.signal, 'abort').length, await waiters('given')]).toEqual([0, 0]);
+    await held.release();
   });
 
   it('may give the signal of its lock to as many listeners as it likes, and Node warns of none', async () => {
