@@ -1,5 +1,7 @@
 import type { Cluster, ClusterNode, ClusterOptions, Redis, RedisOptions } from 'ioredis';
 import { LockConfigurationError } from './errors/lock.errors.js';
+import { wrongAddress } from './redis/connection-address.js';
+import { MAX_TIMER_DELAY } from './redis/deadline.js';
 
 /** Several resources are locked all or none. A name is not empty and has neither '{' nor '}'. */
 export type Resource = string | readonly string[];
@@ -12,8 +14,9 @@ export interface ClusterConnection {
 
 export interface RedisLockModuleOptions {
   /**
-   * Where Redis is: a URL, ioredis' options, cluster nodes, or a client of your own. A client is borrowed: never
-   * closed, never reconfigured. Default: `redis://localhost:6379`.
+   * Where Redis is: a URL (`redis://`, `rediss://`, or the absolute path of a socket), ioredis' options, cluster nodes, or a
+   * client of your own. A client is borrowed: never closed, never reconfigured.
+   * Default: `redis://localhost:6379`.
    */
   connection?: string | RedisOptions | ClusterConnection | Redis | Cluster;
   /** First part of every key. Default: `lock`. */
@@ -33,7 +36,7 @@ export interface RedisLockModuleOptions {
    * them; when too few answer within half of commandTimeout, it is not to be had. Default: 0.
    */
   replicas?: number;
-  /** ms any one Redis round trip may take. Default: 2 000. */
+  /** ms any one Redis round trip may take, 2 147 483 647 at most. Default: 2 000. */
   commandTimeout?: number;
   /** ms that app.close() waits for work under locks. Default: 10 000. */
   shutdownTimeout?: number;
@@ -105,9 +108,8 @@ const tag: Check = (value) =>
     ? undefined
     : "a string without '{' and '}', not empty";
 const connection: Check = (value) =>
-  (typeof value === 'string' && value !== '') ||
-  (typeof value === 'object' && value !== null && !Array.isArray(value))
-    ? undefined
+  typeof value === 'string' || (typeof value === 'object' && value !== null && !Array.isArray(value))
+    ? wrongAddress(value)
     : 'a URL, options of ioredis, { nodes }, or a client of ioredis';
 
 const ACQUIRE_CHECKS: Record<keyof AcquireOptions, Check> = {
@@ -142,7 +144,10 @@ const MODULE_CHECKS: Record<keyof RedisLockModuleOptions, Check> = {
   maxHold: ACQUIRE_CHECKS.maxHold,
   maxWaiters: number('a number of waiters, 0 or more, or Infinity', (value) => value >= 0),
   replicas: count,
-  commandTimeout: number('a finite number of ms above 0', (value) => value > 0 && value < Infinity),
+  commandTimeout: number(
+    `a number of ms above 0, ${MAX_TIMER_DELAY} at most`, // the longest delay of a timer
+    (value) => value > 0 && value <= MAX_TIMER_DELAY,
+  ),
   shutdownTimeout: milliseconds,
   httpErrors: boolean,
 };
@@ -171,7 +176,7 @@ export function checkWithLockOptions(options: WithLockOptions | undefined, of = 
 /** An option left `undefined` counts as not given; a name nobody knows is most likely a misspelt one. */
 function check(of: string, checks: Readonly<Record<string, Check>>, options: object): void {
   if (typeof options !== 'object' || options === null) {
-    throw new LockConfigurationError(`The options of ${of} must be an object; got ${show(options)}`);
+    throw new LockConfigurationError(`The options of ${of} must be an object; got ${kindOf(options)}`);
   }
   for (const name in options) {
     const value = (options as Readonly<Record<string, unknown>>)[name];
@@ -182,11 +187,16 @@ function check(of: string, checks: Readonly<Record<string, Check>>, options: obj
     }
     const needs = checks[name]?.(value);
     if (needs !== undefined) {
-      // A connection may hold a password: it is never shown.
+      // They may hold a password: nothing of them is shown.
       const got = name === 'connection' ? '' : `; got ${show(value)}`;
       throw new LockConfigurationError(`Option "${name}" of ${of} must be ${needs}${got}`);
     }
   }
+}
+
+/** Without what it says: a URL may hold a password. */
+function kindOf(value: unknown): string {
+  return value === null ? 'null' : typeof value;
 }
 
 function show(value: unknown): string {
