@@ -38,6 +38,8 @@ interface Subscription {
   isReady: boolean;
   /** Whether Redis was asked, and has not answered. */
   isAsked: boolean;
+  /** How often it was, or may have been, ended by Redis. */
+  revoked: number;
   ready: Deferred;
   /** Since when nobody waits there. */
   unusedSince: number | undefined;
@@ -83,6 +85,7 @@ export class WakeUps {
       channel,
       isReady: false,
       isAsked: false,
+      revoked: 0,
       ready: deferred(),
       unusedSince: undefined,
     };
@@ -138,6 +141,7 @@ export class WakeUps {
     for (const subscription of this.#subscriptions.values()) {
       if (!isDoubtful(subscription.channel)) continue;
       subscription.isReady = false;
+      subscription.revoked += 1;
       if (subscription.ready.settled) subscription.ready = deferred();
     }
   }
@@ -149,23 +153,33 @@ export class WakeUps {
 
   /** Never rejects: whoever wants to listen is told. */
   async #subscribe(redis: Redis, subscription: Subscription): Promise<void> {
-    const { channel, ready } = subscription;
+    const { channel } = subscription;
     subscription.isAsked = true;
     this.#asked += 1;
     this.#silence?.listen();
     try {
-      await (channel.sharded ? redis.ssubscribe(channel.name) : redis.subscribe(channel.name));
+      let revoked: number;
+      do {
+        revoked = subscription.revoked;
+        await (channel.sharded ? redis.ssubscribe(channel.name) : redis.subscribe(channel.name));
+        // Redis may have ended it before this is known here.
+      } while (revoked !== subscription.revoked && this.#isNeeded(subscription, redis));
+      if (revoked !== subscription.revoked) return; // the next connection subscribes, if anybody still waits
       subscription.isReady = true;
-      ready.resolve();
+      subscription.ready.resolve();
     } catch (error) {
       if (redis.status !== 'ready') return; // the connection is gone: the next one subscribes
       if (this.#subscriptions.get(channel.name) === subscription) this.#subscriptions.delete(channel.name);
-      ready.reject(error);
+      subscription.ready.reject(error);
     } finally {
       subscription.isAsked = false;
       this.#asked -= 1;
       this.#silence?.heard();
     }
+  }
+
+  #isNeeded(subscription: Subscription, { status }: Redis): boolean {
+    return status === 'ready' && this.#subscriptions.get(subscription.channel.name) === subscription;
   }
 
   #sweep(): void {
