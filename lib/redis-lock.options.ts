@@ -1,6 +1,7 @@
 import type { Cluster, ClusterNode, ClusterOptions, Redis, RedisOptions } from 'ioredis';
 import { LockConfigurationError } from './errors/lock.errors.js';
 import { wrongAddress } from './redis/connection-address.js';
+import type { RedisCredentials } from './redis/credentials.js';
 import { MAX_TIMER_DELAY } from './redis/deadline.js';
 
 /** Several resources are locked all or none. A name is not empty and has neither '{' nor '}'. */
@@ -15,10 +16,17 @@ export interface ClusterConnection {
 export interface RedisLockModuleOptions {
   /**
    * Where Redis is: a URL (`redis://`, `rediss://`, or the absolute path of a socket), ioredis' options, cluster nodes, or a
-   * client of your own. A client is borrowed: never closed, never reconfigured.
-   * Default: `redis://localhost:6379`.
+   * client of your own. A client is borrowed: never closed, never reconfigured. Connections made from it stay in the
+   * database that it had selected when the service was made, and authenticate by the `username` and `password` that its
+   * options have when they connect. One that reads from replicas is refused. Default: `redis://localhost:6379`.
    */
   connection?: string | RedisOptions | ClusterConnection | Redis | Cluster;
+  /**
+   * Answers what to authenticate with, for passwords that change: called before each attempt to connect, and has to end
+   * within half of commandTimeout. When it throws or does not end, calls reject with a LockUnavailableError that has the
+   * reason as its `cause`. Not with a client of your own. Default: what `connection` says.
+   */
+  credentials?: () => RedisCredentials | Promise<RedisCredentials>;
   /** First part of every key. Default: `lock`. */
   keyPrefix?: string;
   /** ms a lease lasts without renewal, an integer of at least 10. Default: 10 000. */
@@ -75,7 +83,8 @@ export interface WithLockOptions extends AcquireOptions {
 }
 
 /** Module options with every default filled in. */
-export type ResolvedModuleOptions = Required<RedisLockModuleOptions>;
+export type ResolvedModuleOptions = Required<Omit<RedisLockModuleOptions, 'credentials'>> &
+  Pick<RedisLockModuleOptions, 'credentials'>;
 
 const DEFAULTS: ResolvedModuleOptions = {
   connection: 'redis://localhost:6379',
@@ -137,6 +146,8 @@ const WITH_LOCK_CHECKS: Record<keyof WithLockOptions, Check> = {
 
 const MODULE_CHECKS: Record<keyof RedisLockModuleOptions, Check> = {
   connection,
+  credentials: (value) =>
+    typeof value === 'function' ? undefined : 'a function that answers { username?, password? }',
   keyPrefix: tag,
   ttl: ACQUIRE_CHECKS.ttl,
   wait: ACQUIRE_CHECKS.wait,
@@ -188,7 +199,7 @@ function check(of: string, checks: Readonly<Record<string, Check>>, options: obj
     const needs = checks[name]?.(value);
     if (needs !== undefined) {
       // They may hold a password: nothing of them is shown.
-      const got = name === 'connection' ? '' : `; got ${show(value)}`;
+      const got = name === 'connection' || name === 'credentials' ? '' : `; got ${show(value)}`;
       throw new LockConfigurationError(`Option "${name}" of ${of} must be ${needs}${got}`);
     }
   }

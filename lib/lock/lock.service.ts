@@ -73,6 +73,7 @@ export class LockService
     this.#scopes = scopes;
     this.#connections = new Connections(options, clientId, {
       onOutage: (error) => this.#logger.warn(`Redis connection: ${error.message}`),
+      onRecovery: () => this.#logger.log('Redis connection: it is there again'),
       onWakeUp: (...told) => this.#room.told(...told),
       onSubscribed: () => this.#room.askAll(),
     });

@@ -186,7 +186,7 @@ export const PASS_ON = script(
  *
  * KEYS    owner, fence of each resource
  * ARGV    token, ttl (ms) of each resource
- * Returns per resource 1 (renewed), 0 (not the owner any more), or -1 (its key could not be handled)
+ * Returns per resource 1 (renewed), 0 (not the owner any more), or Redis' error (its key could not be handled)
  * Invariant: one bad key does not spoil the others.
  */
 export const RENEW = script(
@@ -206,7 +206,7 @@ export const RENEW = script(
         record(fence, ttl, kept, 'believed', format(math.max(tonumber(believed) or 0, millis() + ttl)))
       end)
     end
-    if type(holder) == 'table' or type(renewed) == 'table' then renewed = -1 end
+    if type(holder) == 'table' then renewed = holder end
     reply[#reply + 1] = renewed
   end
   return reply

@@ -1,4 +1,5 @@
 import type { Redis, RedisOptions } from 'ioredis';
+import { Outage } from './outage.js';
 import { Silence } from './silence.js';
 
 /** Reconnects soon and for ever: whoever waits depends on it. */
@@ -7,7 +8,9 @@ const SUBSCRIBER = {
   disconnectTimeout: 0,
   retryStrategy: (attempt: number) => Math.min(50 * attempt, 1_000),
   autoResubscribe: false,
-  enableReadyCheck: false,
+  reconnectOnError: null,
+  enableOfflineQueue: true,
+  enableReadyCheck: true, // otherwise ioredis 5 calls a connection ready that is about to be refused
   maxRetriesPerRequest: null,
   commandTimeout: undefined,
   monitor: false,
@@ -17,6 +20,9 @@ const SUBSCRIBER = {
 /** ms a channel stays subscribed to after its last waiter: the next one often comes soon. */
 const LINGER = 5_000;
 
+/** Part of the timeout in which a connection that was lost may come back before those who wait for it are refused. */
+const RESTART = 1 / 4;
+
 export interface WakeUpListener {
   /** A waiter has to look: the lock of this token was handed over to it, where there is a fencing token. */
   onWakeUp(token: string, fencingToken: number | undefined, run: readonly string[]): void;
@@ -24,7 +30,6 @@ export interface WakeUpListener {
   onSubscribed(): void;
   /** A channel is not to be heard here any more: its slot has moved. */
   onMoved(): void;
-  onError(error: Error): void;
 }
 
 /** Where a waiter is told; sharded: in a cluster, on the server of a slot alone. */
@@ -57,6 +62,7 @@ export class WakeUps {
   readonly #subscriptions = new Map<string, Subscription>();
   #redis: Redis | undefined;
   #silence: Silence | undefined;
+  #outage: Outage | undefined;
   /** How many subscriptions are not answered yet. */
   #asked = 0;
   #sweeper: NodeJS.Timeout | undefined;
@@ -71,7 +77,7 @@ export class WakeUps {
   /**
    * Resolves when the channel is subscribed to; undefined when it is. Waits as long as it takes.
    *
-   * @throws Redis' error when it refuses that
+   * @throws Redis' error when it refuses that, or the last word of a connection that was refused
    */
   listen(channel: Channel): Promise<void> | undefined {
     const known = this.#subscriptions.get(channel.name);
@@ -79,7 +85,7 @@ export class WakeUps {
       known.unusedSince = undefined;
       if (known.isReady) return undefined;
       if (!known.isAsked && this.#redis?.status === 'ready') void this.#subscribe(this.#redis, known);
-      return known.ready.promise;
+      return this.#promised(known);
     }
     const subscription = {
       channel,
@@ -92,7 +98,7 @@ export class WakeUps {
     this.#subscriptions.set(channel.name, subscription);
     this.#redis ??= this.#connect();
     if (this.#redis.status === 'ready') void this.#subscribe(this.#redis, subscription);
-    return subscription.ready.promise;
+    return this.#promised(subscription);
   }
 
   hears({ name }: Channel): boolean {
@@ -117,10 +123,16 @@ export class WakeUps {
     this.#redis?.disconnect();
   }
 
+  /** Makes the connection anew, which may lead to another server. */
+  renew(): void {
+    if (this.#redis?.status === 'ready') this.#redis.disconnect(true);
+  }
+
   #connect(): Redis {
     const redis = this.#duplicate(SUBSCRIBER);
     this.#silence = new Silence(redis, this.#timeout, () => this.#asked > 0);
-    redis.on('error', (error: Error) => this.#listener.onError(error));
+    this.#outage = new Outage(redis, this.#timeout * RESTART);
+    redis.on('error', () => this.#refuse());
     const onMessage = (_channel: string, message: string) => {
       const [token = '', number, ...run] = message.split(' ');
       this.#listener.onWakeUp(token, number === undefined ? undefined : Number(number), run);
@@ -131,9 +143,29 @@ export class WakeUps {
       this.#listener.onMoved();
     });
     redis.on('ready', () => void this.#subscribeAll(redis));
-    redis.on('close', () => this.#mistrust(() => true));
-    redis.connect().catch((error: Error) => this.#listener.onError(error)); // goes on trying by itself
+    redis.on('close', () => {
+      this.#mistrust(() => true);
+      this.#refuse();
+    });
+    redis.connect().catch(() => undefined); // goes on trying by itself, and says why it failed
     return redis;
+  }
+
+  #promised(subscription: Subscription): Promise<void> {
+    const { promise } = subscription.ready;
+    if (this.#redis?.status === 'reconnecting') this.#refuse();
+    return promise;
+  }
+
+  /** Who waits to be subscribed is told when the connection was refused; those who wait later are told later. */
+  #refuse(): void {
+    const refusal = this.#outage?.refusal;
+    if (refusal === undefined) return;
+    for (const subscription of this.#subscriptions.values()) {
+      if (subscription.isReady) continue;
+      subscription.ready.reject(refusal);
+      subscription.ready = deferred();
+    }
   }
 
   /** What was subscribed to has to be again. */

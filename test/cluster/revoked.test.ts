@@ -67,7 +67,6 @@ describe('a subscription that a cluster ends', () => {
       onWakeUp: () => undefined,
       onSubscribed: () => undefined,
       onMoved: () => undefined,
-      onError: () => undefined,
     });
     await wakeUps.listen(CHANNEL);
     expect(wakeUps.hears(CHANNEL)).toBe(true);

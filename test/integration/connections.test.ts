@@ -1,10 +1,12 @@
 import { inspect } from 'node:util';
 import { Test } from '@nestjs/testing';
-import { describe, expect, it } from '@jest/globals';
+import { afterEach, describe, expect, it } from '@jest/globals';
+import { Cluster, Redis } from 'ioredis';
 import { LockConfigurationError, RedisLockModule } from '../../lib/index.js';
 import type { RedisLockModuleOptions } from '../../lib/index.js';
+import { eventually } from '../support/eventually.js';
 import { startLocks } from '../support/lock-application.js';
-import { privateRedis } from '../support/redis/test-redis.js';
+import { privateRedis, sharedRedisUrl } from '../support/redis/test-redis.js';
 
 const SECRET = 'not-to-be-seen';
 
@@ -86,6 +88,82 @@ describe('where Redis is', () => {
     const one = await startLocks({ url: server.url, connection: path });
     await one.locks.withLock('x', ({ multi }) => multi.set(one.key('n'), 1));
     expect(await one.redis.get(one.key('n'))).toBe('1');
+    await one.close();
+    await server.stop();
+  });
+});
+
+describe('a client that reads from replicas', () => {
+  const clients: (Redis | Cluster)[] = [];
+  afterEach(() => {
+    for (const client of clients.splice(0)) client.disconnect();
+  });
+  const nodes = [{ host: '127.0.0.1', port: 1 }];
+  const lazy = { lazyConnect: true };
+  const wrong: [string, () => unknown][] = [
+    ["scaleReads: 'slave'", () => new Cluster(nodes, { ...lazy, scaleReads: 'slave' })],
+    ["scaleReads: 'all'", () => ({ nodes, options: { scaleReads: 'all' } })],
+    [
+      'scaleReads: a function',
+      () => new Cluster(nodes, { ...lazy, scaleReads: (found: Redis[]) => found[0] as Redis }),
+    ],
+    ["role: 'slave'", () => new Redis({ ...lazy, sentinels: nodes, name: 'locks', role: 'slave' })],
+    ["role: 'slave'", () => ({ sentinels: nodes, name: 'locks', role: 'slave' })],
+    ['readOnly: true', () => new Redis({ ...lazy, readOnly: true })],
+  ];
+  it.each(wrong)('is refused by name: %s', async (name, make) => {
+    const connection = make();
+    if (connection instanceof Redis || connection instanceof Cluster) clients.push(connection);
+    const boot = startLocks({ connection: connection as Redis });
+    await expect(boot).rejects.toThrow(LockConfigurationError);
+    await expect(boot).rejects.toThrow(name);
+  });
+});
+
+describe('a client that is lent', () => {
+  it('selects another database later, and locks and commits stay in the one of the start', async () => {
+    const client = new Redis(sharedRedisUrl(), { db: 1 });
+    await client.select(2);
+    const one = await startLocks({ connection: client });
+    const work = () =>
+      one.locks.withLock('order', { wait: 2_000 }, async ({ multi, watch }) => {
+        await watch(one.key('watched'));
+        multi.incr(one.key('n'));
+      });
+    await work();
+    await client.select(3);
+    const second = new Redis(sharedRedisUrl(), { db: 2 });
+    const connected = async () => String(await second.client('LIST')).split('\n');
+    const locks = (await connected()).filter((line) =>
+      / db=2 .* cmd=(eval|evalsha|exec|publish) /.test(line),
+    );
+    for (const line of locks) await second.call('CLIENT', 'KILL', 'ID', /id=(\d+)/.exec(line)?.[1] ?? '');
+    await eventually(() =>
+      work().then(
+        () => true,
+        () => false,
+      ),
+    );
+    expect(await second.get(one.key('n'))).toBe('2');
+    const third = new Redis(sharedRedisUrl(), { db: 3 });
+    expect(await third.keys(`*${one.prefix}*`)).toEqual([]);
+    await second.del(...(await second.keys(`*${one.prefix}*`)));
+    await one.close();
+    for (const each of [client, second, third]) each.disconnect();
+  });
+});
+
+describe('options that let commands fail while there is no connection', () => {
+  it('let the first command of context.redis wait for it, and no later one', async () => {
+    const server = await privateRedis();
+    const connection = { port: Number(new URL(server.url).port), enableOfflineQueue: false };
+    const one = await startLocks({ url: server.url, connection });
+    const read = await one.locks.withLock('x', async ({ redis }) => redis.get(one.key('n')));
+    expect(read).toBeNull();
+    await one.locks.withLock('x', async ({ redis }) => {
+      redis.disconnect(true);
+      await expect(redis.get(one.key('n'))).rejects.toThrow(/enableOfflineQueue/);
+    });
     await one.close();
     await server.stop();
   });

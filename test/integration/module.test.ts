@@ -82,6 +82,7 @@ describe('RedisLockModule', () => {
     ['commandTimeout', 0],
     ['commandTimeout', Infinity],
     ['commandTimeout', 2 ** 31],
+    ['credentials', { password: 'secret' }],
     ['shutdownTimeout', -1],
     ['keyPrefix', ''],
     ['keyPrefix', 'a{b}'],

@@ -16,6 +16,8 @@ export interface CountingProxy {
   passReplies(): void;
   /** Keeps back what clients send and contains this word, and everything after it on the same connection. */
   holdRequestsWith(word: string): void;
+  /** Whether any are kept back. */
+  holdsRequests(): boolean;
   /** Sends what was kept back, even if the client is gone by now: as if it had been under way all the time. */
   passRequests(): void;
   /** How many connections clients have open. */
@@ -92,6 +94,7 @@ export async function startCountingProxy(target: string): Promise<CountingProxy>
       held = [];
     },
     holdRequestsWith: (word) => void (heldWord = word),
+    holdsRequests: () => heldRequests.length > 0,
     passRequests() {
       heldWord = undefined;
       for (const free of unstick) free();
