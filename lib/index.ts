@@ -11,6 +11,7 @@ export { LockService } from './lock/lock.service.js';
 export { Lock } from './lock/lock.js';
 export type { LockState } from './redis/lock-replies.js';
 export { RedisLockModule } from './redis-lock.module.js';
+export type { RedisCredentials } from './redis/credentials.js';
 export type { RedisLockModuleAsyncOptions, RedisLockModuleExtras } from './redis-lock.module-definition.js';
 export type {
   AcquireOptions,

@@ -132,7 +132,7 @@ export class RedisLockModule extends ConfigurableModuleClass implements OnModule
 function assertObject<Options extends object>(options: Options, method: string): Options {
   if (typeof options === 'object' && options !== null) return options;
   throw new LockConfigurationError(
-    `The options of RedisLockModule.${method} must be an object; got ${options}`,
+    `The options of RedisLockModule.${method} must be an object; got ${options === null ? 'null' : typeof options}`,
   );
 }
 

@@ -1,5 +1,8 @@
 import type { Cluster, ClusterNode, ClusterOptions, Redis, RedisOptions } from 'ioredis';
 import { LockConfigurationError } from './errors/lock.errors.js';
+import { wrongAddress } from './redis/connection-address.js';
+import type { RedisCredentials } from './redis/credentials.js';
+import { MAX_TIMER_DELAY } from './redis/deadline.js';
 
 /** Several resources are locked all or none. A name is not empty and has neither '{' nor '}'. */
 export type Resource = string | readonly string[];
@@ -12,10 +15,18 @@ export interface ClusterConnection {
 
 export interface RedisLockModuleOptions {
   /**
-   * Where Redis is: a URL, ioredis' options, cluster nodes, or a client of your own. A client is borrowed: never
-   * closed, never reconfigured. Default: `redis://localhost:6379`.
+   * Where Redis is: a URL (`redis://`, `rediss://`, or the absolute path of a socket), ioredis' options, cluster nodes, or a
+   * client of your own. A client is borrowed: never closed, never reconfigured. Connections made from it stay in the
+   * database that it had selected when the service was made, and authenticate by the `username` and `password` that its
+   * options have when they connect. One that reads from replicas is refused. Default: `redis://localhost:6379`.
    */
   connection?: string | RedisOptions | ClusterConnection | Redis | Cluster;
+  /**
+   * Answers what to authenticate with, for passwords that change: called before each attempt to connect, and has to end
+   * within half of commandTimeout. When it throws or does not end, calls reject with a LockUnavailableError that has the
+   * reason as its `cause`. Not with a client of your own. Default: what `connection` says.
+   */
+  credentials?: () => RedisCredentials | Promise<RedisCredentials>;
   /** First part of every key. Default: `lock`. */
   keyPrefix?: string;
   /** ms a lease lasts without renewal, an integer of at least 10. Default: 10 000. */
@@ -33,7 +44,7 @@ export interface RedisLockModuleOptions {
    * them; when too few answer within half of commandTimeout, it is not to be had. Default: 0.
    */
   replicas?: number;
-  /** ms any one Redis round trip may take. Default: 2 000. */
+  /** ms any one Redis round trip may take, 2 147 483 647 at most. Default: 2 000. */
   commandTimeout?: number;
   /** ms that app.close() waits for work under locks. Default: 10 000. */
   shutdownTimeout?: number;
@@ -72,7 +83,8 @@ export interface WithLockOptions extends AcquireOptions {
 }
 
 /** Module options with every default filled in. */
-export type ResolvedModuleOptions = Required<RedisLockModuleOptions>;
+export type ResolvedModuleOptions = Required<Omit<RedisLockModuleOptions, 'credentials'>> &
+  Pick<RedisLockModuleOptions, 'credentials'>;
 
 const DEFAULTS: ResolvedModuleOptions = {
   connection: 'redis://localhost:6379',
@@ -109,9 +121,8 @@ const tag: Check = (value) =>
     ? undefined
     : "a string without '{' and '}', not empty";
 const connection: Check = (value) =>
-  (typeof value === 'string' && value !== '') ||
-  (typeof value === 'object' && value !== null && !Array.isArray(value))
-    ? undefined
+  typeof value === 'string' || (typeof value === 'object' && value !== null && !Array.isArray(value))
+    ? wrongAddress(value)
     : 'a URL, options of ioredis, { nodes }, or a client of ioredis';
 
 const ACQUIRE_CHECKS: Record<keyof AcquireOptions, Check> = {
@@ -139,6 +150,8 @@ const WITH_LOCK_CHECKS: Record<keyof WithLockOptions, Check> = {
 
 const MODULE_CHECKS: Record<keyof RedisLockModuleOptions, Check> = {
   connection,
+  credentials: (value) =>
+    typeof value === 'function' ? undefined : 'a function that answers { username?, password? }',
   keyPrefix: tag,
   ttl: ACQUIRE_CHECKS.ttl,
   wait: ACQUIRE_CHECKS.wait,
@@ -146,7 +159,10 @@ const MODULE_CHECKS: Record<keyof RedisLockModuleOptions, Check> = {
   maxHold: ACQUIRE_CHECKS.maxHold,
   maxWaiters: number('a number of waiters, 0 or more, or Infinity', (value) => value >= 0),
   replicas: count,
-  commandTimeout: number('a finite number of ms above 0', (value) => value > 0 && value < Infinity),
+  commandTimeout: number(
+    `a number of ms above 0, ${MAX_TIMER_DELAY} at most`, // the longest delay of a timer
+    (value) => value > 0 && value <= MAX_TIMER_DELAY,
+  ),
   shutdownTimeout: milliseconds,
   httpErrors: boolean,
 };
@@ -187,7 +203,7 @@ export function checkSlotOption(options: Pick<AcquireOptions, 'slot'>, of: strin
 /** An option left `undefined` counts as not given; a name nobody knows is most likely a misspelt one. */
 function check(of: string, checks: Checks, options: object): void {
   if (typeof options !== 'object' || options === null) {
-    throw new LockConfigurationError(`The options of ${of} must be an object; got ${show(options)}`);
+    throw new LockConfigurationError(`The options of ${of} must be an object; got ${kindOf(options)}`);
   }
   for (const name in options) {
     const value = (options as Readonly<Record<string, unknown>>)[name];
@@ -198,11 +214,16 @@ function check(of: string, checks: Checks, options: object): void {
     }
     const needs = checks[name]?.(value);
     if (needs !== undefined) {
-      // A connection may hold a password: it is never shown.
-      const got = name === 'connection' ? '' : `; got ${show(value)}`;
+      // They may hold a password: nothing of them is shown.
+      const got = name === 'connection' || name === 'credentials' ? '' : `; got ${show(value)}`;
       throw new LockConfigurationError(`Option "${name}" of ${of} must be ${needs}${got}`);
     }
   }
+}
+
+/** Without what it says: a URL may hold a password. */
+function kindOf(value: unknown): string {
+  return value === null ? 'null' : typeof value;
 }
 
 function show(value: unknown): string {

@@ -78,6 +78,7 @@ export class LockService
     this.#scopes = scopes;
     this.#connections = new Connections(options, tokens.clientId, {
       onOutage: (error) => this.#logger.warn(`Redis connection: ${error.message}`),
+      onRecovery: () => this.#logger.log('Redis connection: it is there again'),
       onWakeUp: (message) => this.#room.told(message),
       onSubscribed: () => this.#room.askAll(),
     });

@@ -29,17 +29,24 @@ export class ClusterRunner implements Runner {
 
   call<T>(request: ScriptRequest<T>): ScriptCall<T> {
     const call = new ScriptCall(request);
-    if (request.bounded !== false) call.expireIn(this.#commandTimeout);
+    const [name = ''] = request.names;
+    if (request.bounded !== false) call.expireIn(this.#commandTimeout, () => this.#lastWordOf(name));
     const listener = { isWanted: () => call.isWanted, answered: ignore, failed: ignore };
     const following = { ...request, decode: (reply: unknown) => reply, bounded: false, listener };
-    this.#run(call, following).then(
+    this.#run(call as ScriptCall, following).then(
       (reply) => call.replied(reply),
       (error: unknown) => call.failed(error),
     );
     return call;
   }
 
-  async #run(call: Pick<ScriptCall, 'isWanted'>, request: ScriptRequest<unknown>): Promise<unknown> {
+  /** Of the connection to the server that has it, or of the cluster. */
+  #lastWordOf(name: string): Error | undefined {
+    const server = this.#servers.knownFor(name);
+    return server ? this.#runnerOf(server).lastWord : this.#servers.lastWord;
+  }
+
+  async #run(call: ScriptCall, request: ScriptRequest<unknown>): Promise<unknown> {
     const [name = ''] = request.names;
     for (;;) {
       try {
@@ -49,6 +56,7 @@ export class ClusterRunner implements Runner {
         // Redis' own errors about the script are final; a closed connection may be that of a server that is gone.
         const isFinal = error instanceof Error && isReply(error) && !isElsewhere(error);
         if (isFinal || !call.isWanted || this.#servers.isClosed) throw error;
+        if (error instanceof Error && isReply(error)) call.lastWord = error;
         await pause(MOVING_PAUSE);
         await this.#servers.lookAgain();
       }

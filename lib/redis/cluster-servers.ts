@@ -8,10 +8,16 @@ import { ListenedLines } from './listened-lines.js';
 import { isSharded } from './lock-keys.js';
 import type { Claim, ResourceKeys } from './lock-keys.js';
 import { Server } from './server.js';
-import { isElsewhere } from './redis-client.js';
+import { isElsewhere, isReply, shown } from './redis-client.js';
 import type { ServerParts } from './server.js';
 import type { Servers } from './servers.js';
 import type { Channel } from './wake-ups.js';
+
+/** @param optionsNow of the node by which ioredis knows the server at the moment */
+export type DuplicateOf = (node: Redis, options: RedisOptions, optionsNow: () => RedisOptions) => Redis;
+
+/** What ioredis says of a connection when somebody else knows why. */
+const CLOSED = 'Connection is closed.';
 
 /** ms between two looks at who has which slots, at least. */
 const LOOK_PAUSE = 50;
@@ -27,6 +33,7 @@ export class ClusterServers implements Servers {
   readonly acquires: ClusterRunner;
   readonly #client: Cluster;
   readonly #parts: Omit<ServerParts, 'duplicate' | 'has'>;
+  readonly #duplicateOf: DuplicateOf;
   readonly clientPrefix: string;
   /** By `host:port`. */
   readonly #servers = new Map<string, Server>();
@@ -44,10 +51,18 @@ export class ClusterServers implements Servers {
   /** Servers that are being closed, having nothing any more. */
   readonly #closings = new Set<Promise<void>>();
   #watching: Promise<void> | undefined;
+  #lastWord: Error | undefined;
+  readonly #onNodeError = (error: Error) => {
+    if (error.message !== CLOSED || !this.#lastWord) this.#lastWord = shown(error);
+  };
+  readonly #onRefresh = () => (this.#lastWord = undefined);
 
-  constructor(client: Cluster, parts: Omit<ServerParts, 'duplicate' | 'has'>) {
+  /** @param duplicateOf makes a connection to the server of a node */
+  constructor(client: Cluster, parts: Omit<ServerParts, 'duplicate' | 'has'>, duplicateOf: DuplicateOf) {
     this.#client = client;
     this.#parts = parts;
+    this.#duplicateOf = duplicateOf;
+    client.on('node error', this.#onNodeError).on('refresh', this.#onRefresh);
     setMaxListeners(0, this.#closing.signal); // one for each pause
     this.clientPrefix = client.options.keyPrefix ?? '';
     this.runner = new ClusterRunner(this, parts.commandTimeout, (server) => server.runner);
@@ -60,6 +75,11 @@ export class ClusterServers implements Servers {
 
   get lostConnections(): number {
     return this.#lostConnections;
+  }
+
+  /** Of the nodes that were asked who has which slots, while none has answered. */
+  get lastWord(): Error | undefined {
+    return this.#lastWord;
   }
 
   /** @throws LockUnavailableError when no server is known that has the slot */
@@ -94,6 +114,7 @@ export class ClusterServers implements Servers {
 
   async close(): Promise<void> {
     this.#closing.abort();
+    this.#client.off('node error', this.#onNodeError).off('refresh', this.#onRefresh);
     await Promise.all([...this.#servers.values()].map((server) => server.close()));
     await Promise.all(this.#closings);
     this.#servers.clear();
@@ -137,24 +158,27 @@ export class ClusterServers implements Servers {
   /** Waits no longer than anybody waits for it. */
   async #subscribedLater(keys: ResourceKeys, channel: Channel): Promise<void> {
     const until = performance.now() + this.#parts.commandTimeout;
+    let lastWord: Error | undefined;
     do {
-      const patience = pause(OUTAGE_PAUSE, this.#closing.signal).then(() => false);
-      if (await Promise.race([this.#isListening(keys, channel), patience])) return;
+      const patience = pause(OUTAGE_PAUSE, this.#closing.signal).then(() => undefined);
+      const said = await Promise.race([this.#listen(keys, channel), patience]);
+      if (said === 'listening') return;
+      lastWord = said ?? lastWord;
       await this.lookAgain(); // the server may have been replaced
     } while (performance.now() < until && !this.isClosed);
-    throw unreachable('No subscription was to be had in time');
+    throw unreachable('No subscription was to be had in time', lastWord ?? this.#lastWord);
   }
 
-  /** @returns false when it has to be tried elsewhere */
-  async #isListening(keys: ResourceKeys, channel: Channel): Promise<boolean> {
+  /** @returns why it has to be tried elsewhere */
+  async #listen(keys: ResourceKeys, channel: Channel): Promise<'listening' | Error> {
     try {
       const { wakeUps } = await this.of(keys);
       await wakeUps.listen(channel);
-      return true;
+      return 'listening';
     } catch (error) {
-      if (error instanceof LockUnavailableError || (error instanceof Error && isElsewhere(error)))
-        return false;
-      throw error;
+      const isFinal = !(error instanceof Error) || (isReply(error) && !isElsewhere(error));
+      if (isFinal) throw error;
+      return error instanceof LockUnavailableError && error.cause instanceof Error ? error.cause : error;
     }
   }
 
@@ -180,7 +204,7 @@ export class ClusterServers implements Servers {
       await pause(10, this.#closing.signal);
     }
     if (this.#client.slots.length === 0) {
-      throw unreachable(`The cluster did not answer within ${commandTimeout} ms`);
+      throw unreachable(`The cluster did not answer within ${commandTimeout} ms`, this.#lastWord);
     }
   }
 
@@ -193,12 +217,17 @@ export class ClusterServers implements Servers {
     const known = this.#servers.get(address);
     if (known) return known;
     const node = this.#nodeAt(address);
+    if (!node) throw unreachable(`The server ${address} is not known any more`);
     const { listener } = this.#parts;
     const server = new Server({
       ...this.#parts,
       slotOf: (name) => this.slotOf(name),
       duplicate: (options: RedisOptions) =>
-        node.duplicate({ ...(this.clientPrefix === '' ? {} : { keyPrefix: this.clientPrefix }), ...options }),
+        this.#duplicateOf(
+          node,
+          { ...(this.clientPrefix === '' ? {} : { keyPrefix: this.clientPrefix }), ...options },
+          () => this.#nodeAt(address)?.options ?? node.options,
+        ),
       has: ({ owner }) => this.#client.slots[this.slotOf(owner)]?.[0] === address,
       listener: {
         ...listener,
@@ -220,12 +249,10 @@ export class ClusterServers implements Servers {
     return server;
   }
 
-  #nodeAt(address: string): Redis {
-    const node = this.#client
+  #nodeAt(address: string): Redis | undefined {
+    return this.#client
       .nodes('all')
       .find(({ options }) => `${options.host ?? '127.0.0.1'}:${options.port ?? 6_379}` === address);
-    if (node) return node;
-    throw unreachable(`The server ${address} is not known any more`);
   }
 
   async #look(): Promise<void> {
@@ -311,6 +338,7 @@ export class ClusterServers implements Servers {
 }
 
 /** Nothing was sent, and it may be otherwise a moment later: its cause tells that from what is final. */
-function unreachable(message: string): LockUnavailableError {
-  return new LockUnavailableError(message, { cause: new Error(message) });
+function unreachable(message: string, lastWord?: Error): LockUnavailableError {
+  const said = lastWord ? `${message}: ${lastWord.message}` : message;
+  return new LockUnavailableError(said, { cause: lastWord ?? new Error(message) });
 }

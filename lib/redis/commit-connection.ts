@@ -3,6 +3,7 @@ import { LockError, LockUnavailableError } from '../errors/lock.errors.js';
 import { checkCommitConnection } from './commit-check.js';
 import { within } from './deadline.js';
 import type { ResourceKeys } from './lock-keys.js';
+import { shown } from './redis-client.js';
 
 /** What it must not inherit: it never reconnects, resends, queues or times out by itself. */
 const OPTIONS = {
@@ -30,7 +31,6 @@ export interface CommitConnectionParts {
   readonly unusedKeys: () => ResourceKeys;
   readonly timeout: number;
   readonly isCluster: boolean;
-  readonly onError: (error: Error) => void;
 }
 
 /**
@@ -39,9 +39,10 @@ export interface CommitConnectionParts {
  * @throws LockUnavailableError when there is none within the timeout, or Redis does not allow commits on it
  */
 export async function openCommitConnection(parts: CommitConnectionParts): Promise<Redis> {
-  const { duplicate, keyPrefix, unusedKeys, timeout, isCluster, onError } = parts;
+  const { duplicate, keyPrefix, unusedKeys, timeout, isCluster } = parts;
   const redis = duplicate({ ...OPTIONS, connectTimeout: timeout });
-  redis.on('error', onError);
+  let lastWord: Error | undefined; // ioredis itself only says that the connection is closed
+  redis.on('error', (error: Error) => (lastWord = shown(error)));
   try {
     await within(timeout, redis.connect());
     await checkCommitConnection(redis, keyPrefix, unusedKeys(), timeout, isCluster);
@@ -49,7 +50,7 @@ export async function openCommitConnection(parts: CommitConnectionParts): Promis
   } catch (error) {
     redis.disconnect();
     if (error instanceof LockError) throw error;
-    throw unavailable(error);
+    throw unavailable(lastWord ?? error);
   }
 }
 
@@ -111,6 +112,11 @@ export class CommitConnection {
     if (this.#open === redis) this.#open = undefined;
     if (this.#users.has(redis)) this.#retired.add(redis);
     else this.drop(redis);
+  }
+
+  /** Uses another connection from here on: it may lead to another server. */
+  renew(): void {
+    if (this.#open) this.retire(this.#open);
   }
 
   async close(): Promise<void> {

@@ -2,7 +2,7 @@ import { setMaxListeners } from 'node:events';
 import { pause, within } from './deadline.js';
 import type { Claim } from './lock-keys.js';
 import type { AcquireReply } from './lock-replies.js';
-import { NotSentError } from './script-runner.js';
+import { NotSentError } from './script-call.js';
 import type { Runner } from './script-runner.js';
 
 /** ms between two tries to give a grant back, doubled from the first to the second. */

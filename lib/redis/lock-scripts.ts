@@ -205,7 +205,7 @@ export const PASS_ON = script(
  *
  * KEYS    owner, fence of each resource
  * ARGV    token, ttl (ms), terms of each resource; terms: how often the lease was extended before this was sent
- * Returns per resource 1 (renewed), 0 (not the owner any more), or -1 (its key could not be handled)
+ * Returns per resource 1 (renewed), 0 (not the owner any more), or Redis' error (its key could not be handled)
  * Invariants: one bad key does not spoil the others. No lease becomes shorter; one that was extended since stays as it is.
  */
 export const RENEW = script(
@@ -218,11 +218,12 @@ export const RENEW = script(
     local owner, fence, a = KEYS[i], KEYS[i + 1], (i - 1) / 2 * 3 + 1
     local token, ttl, terms = ARGV[a], tonumber(ARGV[a + 1]), tonumber(ARGV[a + 2])
     local holder = redis.pcall('GET', owner)
-    local renewed = type(holder) == 'table' and -1 or 0
+    local renewed = type(holder) == 'table' and holder or 0
     if holder == token then
       local could, is = pcall(known, fence)
       if not could or terms >= termsOf(is, token) then
-        renewed = pcall(lengthen, owner, ttl) and 1 or -1
+        local could, why = pcall(lengthen, owner, ttl)
+        renewed = could and 1 or type(why) == 'table' and why or {err = tostring(why)}
         pcall(function()
           if is[PROVISIONAL] then call('HDEL', fence, 'provisional') end
           record(fence, ttl, is[KEPT], 'believed', format(math.max(tonumber(is[BELIEVED]) or 0, millis() + ttl)))

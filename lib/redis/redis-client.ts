@@ -1,3 +1,4 @@
+import { types } from 'node:util';
 import { ReplyError } from 'ioredis';
 import type { Cluster, Redis } from 'ioredis';
 
@@ -18,5 +19,23 @@ export function isElsewhere(error: Error): boolean {
 /** Whether Redis refused something for a reason that lies in the server's state, and passes. */
 export function isPassing(error: unknown): boolean {
   if (!(error instanceof Error) || !isReply(error)) return false;
-  return isElsewhere(error) || /^(BUSY|OOM|MISCONF|NOREPLICAS|NOAUTH)\b/.test(error.message);
+  return isElsewhere(error) || /^(BUSY|OOM|MISCONF|NOREPLICAS|NOAUTH|WRONGPASS)\b/.test(error.message);
+}
+
+/** Refused, before anything was done, by a server that may have been replaced: a new connection may lead to the new one. */
+export function isReplaced(error: Error): boolean {
+  return /^(READONLY|MASTERDOWN|NOREPLICAS|MISCONF)\b/.test(error.message) && isReply(error);
+}
+
+/**
+ * An error of a connection as it may be shown: ioredis notes with an error what the command was given, passwords and
+ * values of users; Node says nothing in the message where a host name has several addresses; and its errors are no
+ * instances of Error for an application that runs in a context of its own, as under Jest.
+ */
+export function shown(error: Error): Error {
+  const { command, errors } = error as { command?: { args?: unknown }; errors?: unknown };
+  if (command) delete command.args;
+  const last: unknown = Array.isArray(errors) ? errors.at(-1) : undefined;
+  const said = types.isNativeError(last) ? last : error;
+  return said instanceof Error ? said : Object.assign(new Error((said as Error).message), said);
 }

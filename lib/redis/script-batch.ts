@@ -18,6 +18,8 @@ export class ScriptBatch {
   readonly #send: (batch: ScriptBatch) => void;
   /** On the monotonic clock; undefined as long as it may take more. */
   sentAt: number | undefined;
+  /** Number of the connection on which it was sent last. */
+  connection = 0;
 
   constructor(script: Script | ClaimScript, send: (batch: ScriptBatch) => void) {
     this.script = script;
@@ -51,15 +53,36 @@ export class ScriptBatch {
     return args;
   }
 
-  replied(reply: unknown): void {
-    if (!('answersEach' in this.script)) return this.calls[0]?.replied(reply);
+  /**
+   * @param isPassing whether an error is none of the call, which can be sent again
+   * @returns the calls to which Redis replied with such an error, and have to be sent again
+   */
+  replied(reply: unknown, isPassing: (error: Error) => boolean): readonly ScriptCall[] | undefined {
+    if (!('answersEach' in this.script)) return this.#repliedAlone(reply, isPassing);
     const replies: readonly unknown[] = Array.isArray(reply) ? reply : [];
+    let again: ScriptCall[] | undefined;
     for (let i = 0; i < this.calls.length; i += 1) {
+      const call = this.calls[i] as ScriptCall;
       const own = replies[i];
-      if (i >= replies.length) this.calls[i]?.failed(new Error('Redis gave no reply to this one'));
-      else if (own instanceof Error) this.calls[i]?.failed(own);
-      else this.calls[i]?.replied(own);
+      if (i >= replies.length) call.failed(new Error('Redis gave no reply to this one'));
+      else if (!(own instanceof Error)) call.replied(own);
+      else if (isPassing(own)) {
+        call.lastWord = own;
+        (again ??= []).push(call);
+      } else call.failed(own);
     }
+    return again;
+  }
+
+  /** A script that renews many leases says of each what became of it: when one was refused like that, so were all. */
+  #repliedAlone(reply: unknown, isPassing: (error: Error) => boolean): readonly ScriptCall[] | undefined {
+    const refusal: unknown = Array.isArray(reply) ? reply.find((own) => own instanceof Error) : undefined;
+    if (refusal instanceof Error && isPassing(refusal)) {
+      for (const call of this.calls) call.lastWord = refusal;
+      return this.calls;
+    }
+    this.calls[0]?.replied(reply);
+    return undefined;
   }
 
   failed(error: unknown): void {

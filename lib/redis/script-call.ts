@@ -1,7 +1,14 @@
+import { types } from 'node:util';
 import { LockUnavailableError } from '../errors/lock.errors.js';
 import { DeadlineError, MAX_TIMER_DELAY } from './deadline.js';
 import type { ResourceKeys } from './lock-keys.js';
+import { shown } from './redis-client.js';
 import type { ClaimScript, Script } from './script-parts.js';
+
+/** A request that never left this process: there is nothing to undo. Its cause says why, where that is known. */
+export class NotSentError extends Error {
+  override readonly name = 'NotSentError';
+}
 
 /** What a script is to be run for. */
 export interface ScriptRequest<T> {
@@ -47,6 +54,8 @@ export class ScriptCall<T = unknown> implements ScriptRequest<T> {
   readonly decode: (reply: unknown) => T;
   readonly bounded: boolean;
   readonly listener: AnswerListener<T> | undefined;
+  /** For which it was not sent so far, or has to be sent again. */
+  lastWord: Error | undefined;
   #outcome: Outcome<T> | undefined;
   #deadline: DeadlineError | undefined;
   #timer: NodeJS.Timeout | undefined;
@@ -61,6 +70,7 @@ export class ScriptCall<T = unknown> implements ScriptRequest<T> {
     this.decode = decode;
     this.bounded = bounded;
     this.listener = listener;
+    this.lastWord = undefined;
   }
 
   /**
@@ -109,15 +119,25 @@ export class ScriptCall<T = unknown> implements ScriptRequest<T> {
     this.#end(new Outcome<T>(true, undefined, error));
   }
 
-  /** Has it expire after so many ms, unless it has ended. Keeps no process alive. */
-  expireIn(ms: number): void {
-    this.#timer ??= setTimeout(() => this.expire(ms), Math.min(ms, MAX_TIMER_DELAY)).unref();
+  /**
+   * Has it expire after so many ms, unless it has ended. Keeps no process alive.
+   *
+   * @param lastWord why it was not sent until then, where no error has said so
+   */
+  expireIn(ms: number, lastWord?: () => Error | undefined): void {
+    this.#timer ??= setTimeout(
+      () => {
+        this.lastWord = lastWord?.() ?? this.lastWord;
+        this.expire(ms);
+      },
+      Math.min(ms, MAX_TIMER_DELAY),
+    ).unref();
   }
 
   /** Its deadline is over; the reply may still come. */
   expire(ms: number): void {
     if (this.#outcome || this.#deadline || !this.bounded) return;
-    this.#deadline = new DeadlineError(`No answer within ${ms} ms`);
+    this.#deadline = new DeadlineError(`No answer within ${Math.round(ms)} ms`, { cause: this.lastWord });
     this.#fail(this.#deadline);
   }
 
@@ -163,11 +183,19 @@ class Settled<T> {
   }
 }
 
-export function unavailable(cause: unknown, keys: readonly ResourceKeys[]): LockUnavailableError {
-  if (cause instanceof LockUnavailableError) return cause;
+export function unavailable(error: unknown, keys: readonly ResourceKeys[]): LockUnavailableError {
+  if (error instanceof LockUnavailableError) return error;
+  const cause = lastWordIn(error);
   const said = cause instanceof Error ? cause.message : String(cause);
   return new LockUnavailableError(`Redis could not be asked for the lock: ${said}`, {
     resources: keys.map(({ resource }) => resource),
     cause,
   });
+}
+
+/** Redis' or the socket's own, where that is why nothing was sent, or nothing was heard. */
+function lastWordIn(error: unknown): unknown {
+  const isOurs = error instanceof NotSentError || error instanceof DeadlineError;
+  const cause: unknown = isOurs ? (error.cause ?? error) : error;
+  return types.isNativeError(cause) ? shown(cause) : cause;
 }

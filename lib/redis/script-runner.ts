@@ -1,19 +1,19 @@
 import type { Redis } from 'ioredis';
+import { ConnectionSession } from './connection-session.js';
 import { MAX_TIMER_DELAY, within } from './deadline.js';
 import type { ResourceKeys } from './lock-keys.js';
-import { isReply } from './redis-client.js';
+import { Outage } from './outage.js';
+import { isReplaced, isReply } from './redis-client.js';
 import { ScriptBatch } from './script-batch.js';
-import { ScriptCall, unavailable } from './script-call.js';
+import { NotSentError, ScriptCall, unavailable } from './script-call.js';
 import type { ScriptRequest } from './script-call.js';
 import { Silence } from './silence.js';
 
 /** What ioredis says of a command that it could not write, and does not queue. */
 const NOT_WRITABLE = 'enableOfflineQueue';
 
-/** A request that never left this process: there is nothing to undo. */
-export class NotSentError extends Error {
-  override readonly name = 'NotSentError';
-}
+/** Part of commandTimeout in which a connection that was lost may come back before calls are refused at once. */
+const RESTART = 1 / 4;
 
 /** Runs scripts where their keys are. */
 export interface Runner {
@@ -33,23 +33,32 @@ export interface Runner {
 
 /**
  * Runs scripts on a connection that may be down: waits for it, so that it is always known what was not sent, and
- * replaces one that has fallen silent.
+ * replaces one that has fallen silent. What was not answered when a connection was lost is sent again on the next one.
  */
 export class ScriptRunner implements Runner {
   readonly #client: Redis;
   readonly #commandTimeout: number;
   readonly #silence: Silence;
-  #ready: Promise<void> | undefined;
-  #stopWaiting: () => void = () => undefined;
+  readonly #outage: Outage;
+  readonly #session: ConnectionSession;
+  readonly #moveOn: (() => void) | undefined;
+  /** Counts the connections. */
+  #connection = 0;
+  /** Whether scripts can be sent on it. */
+  #isOpen = false;
+  /** Pending until something happens to the connection. */
+  #change: Promise<void> | undefined;
+  #changed: () => void = () => undefined;
   #closed = false;
   /** What was sent and is not answered yet, the oldest first. */
   readonly #unanswered: ScriptBatch[] = [];
   /** Set while something is unanswered: one for all, for all have the same time. */
   #deadline: NodeJS.Timeout | undefined;
-  /** Ends what waits for the answer to a search. */
-  readonly #searches = new Set<() => void>();
+  /** End what waits for the answer to something else than a script. */
+  readonly #others = new Set<(error: Error) => void>();
   readonly #slotOf: (name: string) => number | undefined;
   readonly #send = (batch: ScriptBatch) => this.#sendBatch(batch);
+  readonly #isPassing = (error: Error) => this.#moveOn !== undefined && isReplaced(error);
   /**
    * Scripts that were sent as text on this connection. Each is, once: a script that turns out to be unknown would be run
    * after what was sent later.
@@ -61,35 +70,89 @@ export class ScriptRunner implements Runner {
   #confirmed: Promise<number> | undefined;
   #confirming: Promise<number> | undefined;
 
-  /** @param slotOf slot of a key in a cluster */
-  constructor(client: Redis, commandTimeout: number, slotOf: (name: string) => number | undefined) {
+  /**
+   * @param client must not send anything again by itself
+   * @param slotOf slot of a key in a cluster
+   * @param moveOn told when the server refuses as one does that was replaced, where a new connection may lead to another
+   * one: what was refused is sent again there
+   */
+  constructor(
+    client: Redis,
+    commandTimeout: number,
+    slotOf: (name: string) => number | undefined,
+    moveOn?: () => void,
+  ) {
     this.#client = client;
     this.#commandTimeout = commandTimeout;
     this.#slotOf = slotOf;
+    this.#moveOn = moveOn;
+    this.#outage = new Outage(client, commandTimeout * RESTART);
+    this.#session = new ConnectionSession(client);
     this.#silence = new Silence(
       client,
       commandTimeout,
-      () => this.#unanswered.length > 0 || this.#searches.size > 0,
+      () => !this.#isOpen || this.#unanswered.length > 0 || this.#others.size > 0,
     );
-    client.on('close', () => this.#known.clear()); // the next one may lead to another server
+    client.on('ready', () => void this.#open());
+    client.on('close', () => this.#lost());
+    for (const event of ['error', 'end'] as const) client.on(event, () => this.#changed());
+  }
+
+  /** What Redis or the socket said last, while the connection is down. */
+  get lastWord(): Error | undefined {
+    return this.#outage.lastWord;
   }
 
   ready(): Promise<void> | undefined {
-    if (this.#client.status === 'ready') return undefined;
-    return this.#whenReady(() => true).catch(() => undefined); // whoever runs a script then is told
+    if (this.#isThere) return undefined;
+    const patient = { isWanted: true, bounded: false };
+    return this.#whenOpen(patient).catch(() => undefined); // whoever runs a script then is told
   }
 
   call<T>(request: ScriptRequest<T>): ScriptCall<T> {
     const call = new ScriptCall(request);
-    if (this.#client.status === 'ready') this.#dispatch(call as ScriptCall);
-    else this.#dispatchWhenReady(call as ScriptCall);
+    if (this.#isThere) this.#dispatch(call as ScriptCall);
+    else this.#dispatchWhenOpen(call as ScriptCall, this.#commandTimeout);
     return call;
   }
 
-  #dispatchWhenReady(call: ScriptCall): void {
-    call.expireIn(this.#commandTimeout);
-    this.#whenReady(() => call.isWanted).then(
-      () => this.#dispatch(call),
+  /** Makes the connection anew, which may lead to another server. */
+  renew(): void {
+    if (this.#client.status !== 'ready') return; // it is about to be
+    this.#isOpen = false;
+    this.#client.disconnect(true);
+  }
+
+  get #isThere(): boolean {
+    return this.#isOpen && this.#client.status === 'ready';
+  }
+
+  async #open(): Promise<void> {
+    const connection = ++this.#connection;
+    this.#silence.listen();
+    await this.#session.begin();
+    if (connection !== this.#connection || this.#client.status !== 'ready') return;
+    this.#silence.heard();
+    this.#isOpen = true;
+    for (const batch of this.#unanswered.splice(0)) this.#sendBatch(batch);
+    this.#changed();
+  }
+
+  #lost(): void {
+    this.#isOpen = false;
+    this.#known.clear(); // the next one may lead to another server
+    this.#endOthers(new Error('The connection to Redis was lost before there was an answer'));
+    this.#changed();
+  }
+
+  /** @param after number of the connection that is of no use */
+  #dispatchWhenOpen(call: ScriptCall, patience: number, after?: number): void {
+    call.expireIn(patience, () => this.#outage.lastWord);
+    this.#whenOpen(call, after).then(
+      () => {
+        call.lastWord = undefined;
+        this.#dispatch(call);
+      },
       (error: unknown) => call.failed(error),
     );
   }
@@ -111,6 +174,7 @@ export class ScriptRunner implements Runner {
     const args = batch.args();
     const isKnown = this.#known.has(sha);
     this.#known.add(sha);
+    batch.connection = this.#connection;
     this.#unanswered.push(batch);
     if (!this.#closed) this.#deadline ??= this.#expireIn(this.#commandTimeout); // otherwise it fails at once
     this.#silence.listen();
@@ -136,16 +200,29 @@ export class ScriptRunner implements Runner {
   #answered(batch: ScriptBatch, reply: unknown): void {
     this.#ended(batch);
     this.#silence.heard();
-    batch.replied(reply);
+    const refused = batch.replied(reply, this.#isPassing);
+    if (refused) this.#sendElsewhere(batch, refused);
   }
 
   #failed(batch: ScriptBatch, error: unknown): void {
     this.#ended(batch);
-    if (error instanceof Error && isReply(error)) this.#silence.heard();
-    if (error instanceof Error && error.message.includes(NOT_WRITABLE)) {
+    if (!(error instanceof Error)) return batch.failed(error);
+    if (isReply(error)) this.#silence.heard();
+    if (this.#isPassing(error)) {
+      for (const call of batch.calls) call.lastWord = error;
+      this.#sendElsewhere(batch, batch.calls);
+    } else if (error.message.includes(NOT_WRITABLE)) {
       // It was not sent: the connection is about to be closed.
-      for (const call of batch.calls) this.#dispatchWhenReady(call);
+      if (batch.connection === this.#connection) this.#isOpen = false;
+      for (const call of batch.calls) this.#dispatchWhenOpen(call, this.#commandTimeout);
     } else batch.failed(error);
+  }
+
+  /** Nothing was done, for the server may have been replaced: what is left of the calls' time is theirs to find the new one. */
+  #sendElsewhere({ connection, sentAt = 0 }: ScriptBatch, calls: readonly ScriptCall[]): void {
+    if (connection === this.#connection) this.#moveOn?.();
+    const left = sentAt + this.#commandTimeout - performance.now();
+    for (const call of calls) this.#dispatchWhenOpen(call, Math.max(0, left), connection);
   }
 
   #ended(batch: ScriptBatch): void {
@@ -172,23 +249,30 @@ export class ScriptRunner implements Runner {
     }
   }
 
-  /** @throws NotSentError when it takes so long that nobody waits for the answer any more */
-  async #whenReady(isWanted: () => boolean): Promise<void> {
-    const { status } = this.#client;
-    if (this.#closed || status === 'end') throw new NotSentError('The connection to Redis is closed');
-    if (status === 'wait') this.#client.connect().catch(() => undefined); // tries again by itself
-    this.#ready ??= new Promise((resolve) => {
-      const settle = () => {
-        this.#client.off('ready', settle).off('end', settle);
-        this.#ready = undefined;
-        resolve();
-      };
-      this.#client.on('ready', settle).on('end', settle);
-      this.#stopWaiting = settle;
-    });
-    await this.#ready;
-    if (!isWanted() || this.#client.status !== 'ready') {
-      throw new NotSentError('The connection to Redis was not there in time');
+  /**
+   * Waits for a connection on which scripts can be sent, as long as that is wanted. Who has a deadline does not wait for
+   * one that was refused.
+   *
+   * @param after number of the connection that is of no use
+   * @throws NotSentError
+   */
+  async #whenOpen(asked: Pick<ScriptCall, 'isWanted' | 'bounded'>, after = -1): Promise<void> {
+    const heard = this.#outage.lastWord;
+    while (!this.#isThere || this.#connection <= after) {
+      const { status } = this.#client;
+      if (this.#closed || status === 'end') throw new NotSentError('The connection to Redis is closed');
+      const wasRefused = status === 'reconnecting' || this.#outage.lastWord !== heard;
+      const refusal = wasRefused && asked.bounded ? this.#outage.refusal : undefined;
+      if (refusal) throw new NotSentError('There is no connection to Redis', { cause: refusal });
+      if (status === 'wait') this.#client.connect().catch(() => undefined); // tries again by itself
+      this.#change ??= new Promise((resolve) => {
+        this.#changed = () => {
+          this.#change = undefined;
+          resolve();
+        };
+      });
+      await this.#change;
+      if (!asked.isWanted) throw new NotSentError('The connection to Redis was not there in time');
     }
   }
 
@@ -197,11 +281,16 @@ export class ScriptRunner implements Runner {
   }
 
   /** @throws LockUnavailableError */
-  async scan(cursor: string, pattern: string, count: number): Promise<[next: string, keys: string[]]> {
+  scan(cursor: string, pattern: string, count: number): Promise<[next: string, keys: string[]]> {
     const found = (async () => {
-      if (this.#client.status !== 'ready') await this.#whenReady(wantedFor(this.#commandTimeout)); // as long as it is waited for below
-      const reply = this.#client.scan(cursor, 'MATCH', pattern, 'COUNT', count);
-      return this.#untilClosed(reply);
+      const deadline = performance.now() + this.#commandTimeout;
+      await this.#whenOpen({
+        bounded: true,
+        get isWanted() {
+          return performance.now() <= deadline; // as long as it is waited for below
+        },
+      });
+      return this.#untilLost(this.#client.scan(cursor, 'MATCH', pattern, 'COUNT', count));
     })();
     return this.bounded(found, []);
   }
@@ -209,19 +298,25 @@ export class ScriptRunner implements Runner {
   /** Ends the connection, and what waits for it or for an answer: ioredis tells nobody of that while it reconnects. */
   close(): void {
     this.#closed = true;
+    this.#isOpen = false;
     this.#client.disconnect();
     clearTimeout(this.#deadline);
-    this.#stopWaiting();
+    this.#changed();
     for (const batch of this.#unanswered.splice(0)) batch.failed(closedError());
-    for (const end of this.#searches) end();
+    this.#endOthers(closedError());
   }
 
-  #untilClosed<T>(reply: Promise<T>): Promise<T> {
+  #endOthers(error: Error): void {
+    for (const end of this.#others) end(error);
+    this.#others.clear();
+  }
+
+  /** What is not sent again gets no answer any more when the connection is lost. */
+  #untilLost<T>(reply: Promise<T>): Promise<T> {
     return new Promise((resolve, reject) => {
-      const end = () => reject(closedError());
-      this.#searches.add(end);
+      this.#others.add(reject);
       this.#silence.listen();
-      reply.then(resolve, reject).finally(() => this.#searches.delete(end));
+      reply.then(resolve, reject).finally(() => this.#others.delete(reject));
     });
   }
 
@@ -230,7 +325,8 @@ export class ScriptRunner implements Runner {
     this.#confirming ??= (this.#confirmed ?? Promise.resolve(0))
       .catch(() => undefined) // those who waited for it hear of it
       .then(() => {
-        this.#confirmed = this.#client.wait(replicas, Math.ceil(this.#commandTimeout / 2));
+        const wait = this.#client.wait(replicas, Math.ceil(this.#commandTimeout / 2));
+        this.#confirmed = this.#untilLost(wait);
         this.#confirming = undefined;
         return this.#confirmed;
       });
@@ -253,9 +349,4 @@ export async function bounded<T>(
   } catch (error) {
     throw unavailable(error, keys);
   }
-}
-
-function wantedFor(ms: number): () => boolean {
-  const deadline = performance.now() + ms;
-  return () => performance.now() <= deadline;
 }

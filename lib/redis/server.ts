@@ -3,12 +3,13 @@ import type { Redis, RedisOptions } from 'ioredis';
 import { CommitConnection } from './commit-connection.js';
 import { DeadlineError, within } from './deadline.js';
 import { ResourceKeys } from './lock-keys.js';
+import { isReplaced } from './redis-client.js';
 import { ScriptRunner } from './script-runner.js';
 import { WakeUps } from './wake-ups.js';
 import type { WakeUpMessage } from './wake-up-message.js';
 import { WatchPool } from './watch-pool.js';
 
-/** Reconnects soon and for ever. Nothing is queued while it is down: ScriptRunner waits, and knows what was not sent. */
+/** Reconnects soon and for ever. Nothing is queued or sent again: ScriptRunner does, and knows what was not sent. */
 const SCRIPTS_CONNECTION = {
   lazyConnect: true,
   disconnectTimeout: 0,
@@ -16,6 +17,7 @@ const SCRIPTS_CONNECTION = {
   reconnectOnError: null,
   enableOfflineQueue: false,
   enableAutoPipelining: false,
+  autoResendUnfulfilledCommands: false,
   autoResubscribe: false,
   maxRetriesPerRequest: null,
   commandTimeout: undefined,
@@ -29,8 +31,12 @@ const POOL_SIZE = 8;
 /** To find a key that a server has, however few slots it has of all. */
 const MAX_TRIES = 100_000;
 
+/** Parts of commandTimeout between two renewals of the connections, at least: after the first one, and at most. */
+const [FIRST_PAUSE, LONGEST_PAUSE] = [1 / 4, 1];
+/** Parts of commandTimeout without a renewal after which the next one is a first one. */
+const CALM = 2;
+
 export interface ServerListener {
-  onError(error: Error): void;
   /** The connection for scripts is there, or there again. */
   onReady(): void;
   /** The connection for scripts was lost: what was under way may be sent again. */
@@ -41,6 +47,8 @@ export interface ServerListener {
   onSubscribed(): void;
   /** A slot is not there any more. */
   onMoved(): void;
+  /** The connections are being made anew, since the server may have been replaced. */
+  onRenewal(): void;
 }
 
 export interface ServerParts {
@@ -71,6 +79,12 @@ export class Server {
   readonly watches: WatchPool;
   readonly wakeUps: WakeUps;
   readonly #commandTimeout: number;
+  readonly #onRenewal: () => void;
+  #renewedAt = -Infinity;
+  /** How many renewals followed each other. */
+  #renewals = 0;
+  #renewal: NodeJS.Timeout | undefined;
+  #closed = false;
   #learning: Promise<void> | undefined;
   #version = 0;
 
@@ -78,14 +92,15 @@ export class Server {
     const { duplicate, keyPrefix, commandTimeout, replicas, listener } = parts;
     const { slotOf = () => undefined } = parts;
     this.#commandTimeout = commandTimeout;
-    const onError = (error: Error) => listener.onError(error);
+    this.#onRenewal = () => listener.onRenewal();
+    const isCluster = parts.slotOf !== undefined; // where a server that was replaced says so, and has another address
     const commit = {
-      duplicate,
+      duplicate: (options: RedisOptions) =>
+        isCluster ? duplicate(options) : this.#listening(duplicate, options),
       keyPrefix,
       unusedKeys: () => unusedKeys(parts),
       timeout: commandTimeout,
-      isCluster: parts.slotOf !== undefined,
-      onError,
+      isCluster,
     };
     this.commits = new CommitConnection(commit);
     this.watches = new WatchPool(commit, replicas > 0 ? POOL_SIZE - 1 : POOL_SIZE);
@@ -93,17 +108,15 @@ export class Server {
       onWakeUp: (message) => listener.onWakeUp(message),
       onSubscribed: () => listener.onSubscribed(),
       onMoved: () => listener.onMoved(),
-      onError,
     });
     const connect = () => {
       const redis = duplicate(SCRIPTS_CONNECTION);
-      redis.on('error', onError);
       redis.on('ready', () => {
         if (parts.slotOf) this.#learning = this.#learnVersion(redis);
         listener.onReady();
       });
       redis.on('close', () => listener.onLost());
-      return new ScriptRunner(redis, commandTimeout, slotOf);
+      return new ScriptRunner(redis, commandTimeout, slotOf, isCluster ? undefined : () => this.renew());
     };
     this.runner = connect();
     this.acquires = replicas > 0 ? connect() : this.runner;
@@ -114,6 +127,41 @@ export class Server {
     const ready = within(this.#commandTimeout, this.runner.ready() ?? Promise.resolve());
     const known = ready.then(() => this.#learning).catch(() => undefined); // whoever needs it waits for it
     await Promise.all([this.commits.open(), known]);
+  }
+
+  /**
+   * Makes all connections anew: at once, or after a pause when that was done a moment ago, for where there is no server
+   * to write to they would never come to rest.
+   */
+  renew(): void {
+    if (this.#renewal || this.#closed) return;
+    const since = performance.now() - this.#renewedAt;
+    if (since > CALM * this.#commandTimeout) this.#renewals = 0;
+    const part = this.#renewals === 0 ? 0 : Math.min(FIRST_PAUSE * 2 ** (this.#renewals - 1), LONGEST_PAUSE);
+    const pause = Math.max(0, part * this.#commandTimeout - since);
+    this.#renewal = setTimeout(() => this.#renew(), pause).unref();
+  }
+
+  #renew(): void {
+    this.#renewal = undefined;
+    this.#renewedAt = performance.now();
+    this.#renewals += 1;
+    this.runner.renew();
+    if (this.acquires !== this.runner) this.acquires.renew();
+    this.commits.renew();
+    this.watches.renew();
+    this.wakeUps.renew();
+    this.#onRenewal();
+  }
+
+  /** A connection that is not made anew by itself, and on which is heard when the server may have been replaced. */
+  #listening(duplicate: ServerParts['duplicate'], options: RedisOptions): Redis {
+    const madeAt = performance.now();
+    const reconnectOnError = (error: Error) => {
+      if (isReplaced(error) && madeAt >= this.#renewedAt) this.renew();
+      return false;
+    };
+    return duplicate({ ...options, reconnectOnError });
   }
 
   /** Of Redis, in a cluster; 0 until it is known, and where Redis does not say. */
@@ -139,6 +187,8 @@ export class Server {
   }
 
   async close(): Promise<void> {
+    this.#closed = true;
+    clearTimeout(this.#renewal);
     this.wakeUps.close();
     this.watches.close();
     this.runner.close();

@@ -1,4 +1,5 @@
 import type { Redis, RedisOptions } from 'ioredis';
+import { Outage } from './outage.js';
 import { Silence } from './silence.js';
 import { parseWakeUp } from './wake-up-message.js';
 import type { WakeUpMessage } from './wake-up-message.js';
@@ -9,7 +10,9 @@ const SUBSCRIBER = {
   disconnectTimeout: 0,
   retryStrategy: (attempt: number) => Math.min(50 * attempt, 1_000),
   autoResubscribe: false,
-  enableReadyCheck: false,
+  reconnectOnError: null,
+  enableOfflineQueue: true,
+  enableReadyCheck: true, // otherwise ioredis 5 calls a connection ready that is about to be refused
   maxRetriesPerRequest: null,
   commandTimeout: undefined,
   monitor: false,
@@ -19,6 +22,9 @@ const SUBSCRIBER = {
 /** ms a channel stays subscribed to after its last waiter: the next one often comes soon. */
 const LINGER = 5_000;
 
+/** Part of the timeout in which a connection that was lost may come back before those who wait for it are refused. */
+const RESTART = 1 / 4;
+
 export interface WakeUpListener {
   /** A waiter has to look, or was handed its lock. */
   onWakeUp(message: WakeUpMessage): void;
@@ -26,7 +32,6 @@ export interface WakeUpListener {
   onSubscribed(): void;
   /** A channel is not to be heard here any more: its slot has moved. */
   onMoved(): void;
-  onError(error: Error): void;
 }
 
 /** Where a waiter is told; sharded: in a cluster, on the server of a slot alone. */
@@ -40,6 +45,8 @@ interface Subscription {
   isReady: boolean;
   /** Whether Redis was asked, and has not answered. */
   isAsked: boolean;
+  /** How often it was, or may have been, ended by Redis. */
+  revoked: number;
   ready: Deferred;
   /** Since when nobody waits there. */
   unusedSince: number | undefined;
@@ -57,6 +64,7 @@ export class WakeUps {
   readonly #subscriptions = new Map<string, Subscription>();
   #redis: Redis | undefined;
   #silence: Silence | undefined;
+  #outage: Outage | undefined;
   /** How many subscriptions are not answered yet. */
   #asked = 0;
   #sweeper: NodeJS.Timeout | undefined;
@@ -71,7 +79,7 @@ export class WakeUps {
   /**
    * Resolves when the channel is subscribed to; undefined when it is. Waits as long as it takes.
    *
-   * @throws Redis' error when it refuses that
+   * @throws Redis' error when it refuses that, or the last word of a connection that was refused
    */
   listen(channel: Channel): Promise<void> | undefined {
     const known = this.#subscriptions.get(channel.name);
@@ -79,19 +87,20 @@ export class WakeUps {
       known.unusedSince = undefined;
       if (known.isReady) return undefined;
       if (!known.isAsked && this.#redis?.status === 'ready') void this.#subscribe(this.#redis, known);
-      return known.ready.promise;
+      return this.#promised(known);
     }
     const subscription = {
       channel,
       isReady: false,
       isAsked: false,
+      revoked: 0,
       ready: deferred(),
       unusedSince: undefined,
     };
     this.#subscriptions.set(channel.name, subscription);
     this.#redis ??= this.#connect();
     if (this.#redis.status === 'ready') void this.#subscribe(this.#redis, subscription);
-    return subscription.ready.promise;
+    return this.#promised(subscription);
   }
 
   hears({ name }: Channel): boolean {
@@ -116,10 +125,16 @@ export class WakeUps {
     this.#redis?.disconnect();
   }
 
+  /** Makes the connection anew, which may lead to another server. */
+  renew(): void {
+    if (this.#redis?.status === 'ready') this.#redis.disconnect(true);
+  }
+
   #connect(): Redis {
     const redis = this.#duplicate(SUBSCRIBER);
     this.#silence = new Silence(redis, this.#timeout, () => this.#asked > 0);
-    redis.on('error', (error: Error) => this.#listener.onError(error));
+    this.#outage = new Outage(redis, this.#timeout * RESTART);
+    redis.on('error', () => this.#refuse());
     const onMessage = (_channel: string, text: string) => {
       const message = parseWakeUp(text);
       if (message) this.#listener.onWakeUp(message);
@@ -130,9 +145,29 @@ export class WakeUps {
       this.#listener.onMoved();
     });
     redis.on('ready', () => void this.#subscribeAll(redis));
-    redis.on('close', () => this.#mistrust(() => true));
-    redis.connect().catch((error: Error) => this.#listener.onError(error)); // goes on trying by itself
+    redis.on('close', () => {
+      this.#mistrust(() => true);
+      this.#refuse();
+    });
+    redis.connect().catch(() => undefined); // goes on trying by itself, and says why it failed
     return redis;
+  }
+
+  #promised(subscription: Subscription): Promise<void> {
+    const { promise } = subscription.ready;
+    if (this.#redis?.status === 'reconnecting') this.#refuse();
+    return promise;
+  }
+
+  /** Who waits to be subscribed is told when the connection was refused; those who wait later are told later. */
+  #refuse(): void {
+    const refusal = this.#outage?.refusal;
+    if (refusal === undefined) return;
+    for (const subscription of this.#subscriptions.values()) {
+      if (subscription.isReady) continue;
+      subscription.ready.reject(refusal);
+      subscription.ready = deferred();
+    }
   }
 
   /** What was subscribed to has to be again. */
@@ -140,6 +175,7 @@ export class WakeUps {
     for (const subscription of this.#subscriptions.values()) {
       if (!isDoubtful(subscription.channel)) continue;
       subscription.isReady = false;
+      subscription.revoked += 1;
       if (subscription.ready.settled) subscription.ready = deferred();
     }
   }
@@ -151,23 +187,33 @@ export class WakeUps {
 
   /** Never rejects: whoever wants to listen is told. */
   async #subscribe(redis: Redis, subscription: Subscription): Promise<void> {
-    const { channel, ready } = subscription;
+    const { channel } = subscription;
     subscription.isAsked = true;
     this.#asked += 1;
     this.#silence?.listen();
     try {
-      await (channel.sharded ? redis.ssubscribe(channel.name) : redis.subscribe(channel.name));
+      let revoked: number;
+      do {
+        revoked = subscription.revoked;
+        await (channel.sharded ? redis.ssubscribe(channel.name) : redis.subscribe(channel.name));
+        // Redis may have ended it before this is known here.
+      } while (revoked !== subscription.revoked && this.#isNeeded(subscription, redis));
+      if (revoked !== subscription.revoked) return; // the next connection subscribes, if anybody still waits
       subscription.isReady = true;
-      ready.resolve();
+      subscription.ready.resolve();
     } catch (error) {
       if (redis.status !== 'ready') return; // the connection is gone: the next one subscribes
       if (this.#subscriptions.get(channel.name) === subscription) this.#subscriptions.delete(channel.name);
-      ready.reject(error);
+      subscription.ready.reject(error);
     } finally {
       subscription.isAsked = false;
       this.#asked -= 1;
       this.#silence?.heard();
     }
+  }
+
+  #isNeeded(subscription: Subscription, { status }: Redis): boolean {
+    return status === 'ready' && this.#subscriptions.get(subscription.channel.name) === subscription;
   }
 
   #sweep(): void {

@@ -25,6 +25,8 @@ export class WatchPool {
   readonly #size: number;
   #idle: Redis[] = [];
   readonly #taken = new Set<Redis>();
+  /** Used for the last time. */
+  readonly #retired = new WeakSet<Redis>();
   /** Taken, or about to be opened. */
   #inUse = 0;
   readonly #waiting: Waiting[] = [];
@@ -66,9 +68,16 @@ export class WatchPool {
   /** Gives a connection back on which nothing is watched any more. */
   giveBack(redis: Redis): void {
     if (!this.#taken.delete(redis)) return;
-    if (redis.status === 'ready' && !this.#closed) this.#idle.push(redis);
+    if (redis.status === 'ready' && !this.#closed && !this.#retired.has(redis)) this.#idle.push(redis);
     else redis.disconnect();
     this.#free();
+  }
+
+  /** Gives none of the connections out again that there are: a new one may lead to another server. */
+  renew(): void {
+    for (const redis of this.#taken) this.#retired.add(redis);
+    for (const redis of this.#idle) redis.disconnect();
+    this.#idle = [];
   }
 
   /** Destroys a connection whose state is not known. Those that wait to be used may be no better. */

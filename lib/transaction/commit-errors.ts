@@ -6,7 +6,7 @@ import type { QueuedCommand } from './lock-transaction.js';
 
 /** Redis' words for "not now, not here": about the server, not about the commands. */
 const SERVER_ERRORS =
-  /^(READONLY|MOVED|ASK|TRYAGAIN|CLUSTERDOWN|LOADING|BUSY|MASTERDOWN|NOREPLICAS|MISCONF|NOAUTH)\b/;
+  /^(READONLY|MOVED|ASK|TRYAGAIN|CLUSTERDOWN|LOADING|BUSY|MASTERDOWN|NOREPLICAS|MISCONF|NOAUTH|WRONGPASS)\b/;
 
 /** Of these, the ones that a new connection may mend: it can lead to another server. */
 export const REPLACED = /^(READONLY|MASTERDOWN|NOREPLICAS|MISCONF)\b/;

@@ -29,8 +29,8 @@ export const MUTATIONS: Readonly<Record<string, Mutation>> = {
   'no-renewal': {
     what: 'leases are believed to be renewed, and are not',
     file: 'lock-scripts.js',
-    find: 'renewed = pcall(lengthen, owner, ttl) and 1 or -1',
-    replace: 'renewed = 1',
+    find: 'local could, why = pcall(lengthen, owner, ttl)',
+    replace: 'local could, why = true',
   },
   'short-renewals': {
     what: 'a renewal makes a lease shorter than its holder is told',

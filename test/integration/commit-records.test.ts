@@ -30,12 +30,12 @@ describe('the record of a commit', () => {
         commandTimeout: 1_000,
         replicas: 0,
         listener: {
-          onError: () => undefined,
           onReady: () => undefined,
           onLost: () => undefined,
           onWakeUp: () => undefined,
           onSubscribed: () => undefined,
           onMoved: () => undefined,
+          onRenewal: () => undefined,
         },
       },
       '',

@@ -83,6 +83,8 @@ describe('RedisLockModule', () => {
     ['maxWaiters', -1],
     ['commandTimeout', 0],
     ['commandTimeout', Infinity],
+    ['commandTimeout', 2 ** 31],
+    ['credentials', { password: 'secret' }],
     ['shutdownTimeout', -1],
     ['keyPrefix', ''],
     ['keyPrefix', 'a{b}'],
@@ -101,6 +103,11 @@ describe('RedisLockModule', () => {
       imports: [RedisLockModule.forRootAsync({ useFactory: () => options })],
     }).compile();
     await expect(boot).rejects.toThrow(`"${name}"`);
+  });
+
+  it('names the longest commandTimeout there can be', () => {
+    expect(() => RedisLockModule.forRoot({ commandTimeout: 2 ** 31 })).toThrow(/2147483647/);
+    expect(() => RedisLockModule.forRoot({ commandTimeout: 2 ** 31 - 1 })).not.toThrow();
   });
 
   it('does not show the password of a connection that is wrong', () => {
