@@ -92,7 +92,8 @@ export const ACQUIRE = claimScript(
         else
           ticket = format(call('ZSCORE', queue, me) or ticket)
         end
-        if call('PTTL', queue) < tonumber(neededFor) then call('PEXPIRE', queue, neededFor) end
+        -- A write with each ask: a server that has become a replica refuses it, and its client moves on.
+        call('PEXPIRE', queue, math.max(call('PTTL', queue), tonumber(neededFor)))
         local is = known(KEYS[i + 2])
         revive(KEYS[i + 2], is, clientOf(me))
         return {0, left, ticket, lost, is[LAST], before}

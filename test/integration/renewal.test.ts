@@ -38,8 +38,7 @@ describe('a lease', () => {
       before = now;
       return isRenewed;
     });
-    expect(least).toBeLessThan(1_010); // not before its time
-    expect(least).toBeGreaterThan(700); // nor just before the end
+    expect(least).toBeGreaterThan(400); // long before the end
   });
 
   it('is renewed together with all others that are due', async () => {
