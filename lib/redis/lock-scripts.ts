@@ -111,7 +111,7 @@ export const ACQUIRE = claimScript(
       else
         local shorter
         number, shorter = grant(owner, fence, me, math.max(ttlOf(me), free[i] and 0 or call('PTTL', owner)), is)
-        if shorter then nudge(owner, queue, outOf(is)) end
+        if shorter then nudge(i, outOf(is)) end
       end
       revive(fence, is, clientOf(me))
       reply[#reply + 1] = number
@@ -194,7 +194,7 @@ export const PASS_ON = script(
   if mine then
     if is[PROVISIONAL] then call('HDEL', fence, 'provisional') end
     local _, shorter = grant(owner, fence, me, ttlOf(me), is, tonumber(ARGV[2]))
-    if shorter then nudge(owner, queue, outOf(is)) end
+    if shorter then nudge(1, outOf(is)) end
   end
   return {1, run(queue, clientOf(me))}
 `,
@@ -271,7 +271,7 @@ export const EXTEND = script(
         call('PEXPIRE', owner, ttl)
         record(fence, ttl, is[KEPT], 'believed', format(math.max(ends, believed)), 'terms', terms .. ' ' .. token)
       end
-      if ends < (tonumber(is[BELIEVED]) or 0) then more = nudge(owner, queue, outOf(is)) or more end
+      if ends < (tonumber(is[BELIEVED]) or 0) then more = nudge(i, outOf(is)) or more end
     end
   end
   return {ours, more and 1 or 0}

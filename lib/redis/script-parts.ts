@@ -67,7 +67,7 @@ const MOST_GONE = 512;
  * try. The next call goes on. It bounds how long a script keeps Redis from everybody else.
  */
 const BUDGET = 500;
-const COST_OF_CLIENT = 20;
+const COST_OF_CLIENT = 5;
 /** Places that are looked at together. */
 const LOOK = 100;
 
@@ -209,14 +209,16 @@ export const GRANT = `
 `;
 
 /*
- * nextWaiter: the first in line whose client may be alive. Takes the places before it out of the line: those of clients that
- * are gone, and what is no token. Also answers whether the budget ended that before it was known.
+ * isHeard: whether somebody listens on the waiter's channel, on this very server; nobody does when the client is gone. It is
+ * asked before anything is said: replicas hear what their primary publishes, and a client that listens at one must not
+ * begin with a lock that went to somebody else. What is refused counts as heard: the provisional TTL is the net.
+ *
+ * nextWaiter: the first in line whose client is alive, as the exempt one is. Takes the places before it out of the line: those
+ * of clients that are gone, and what is no token. Also answers whether the budget ended that before it was known.
  *
  * run: names of those of the client's waiters that come before any other's, the first one first.
  *
- * tell: sends a waiter a message on its client's channel, and answers whether somebody received it; nobody does when the
- * client is gone. A PUBLISH that is refused counts as received: the provisional TTL is the net. The message is
- * JSON: [name, fencing token, seal, run, owner key], where the fencing token is '' when the waiter only has to ask. The seal can be
+ * tell: sends a waiter a message on its client's channel. It is JSON: [name, fencing token, seal, run, owner key], where the fencing token is '' when the waiter only has to ask. The seal can be
  * made by nobody who does not know the waiter's secret, and holds for this fencing token, run and key alone.
  *
  * outOf: the clients whose places are skipped; revive: not any more, the client has asked.
@@ -247,14 +249,33 @@ export const HAND_OVER = `
     local ttl = tonumber(string.match(token, '^[^:%s]+:s?%d+%.?[^:%s]*:(%d+)$'))
     return ttl and ttl > 0 and ttl <= ${LONGEST_TTL}
   end
-  local function nextWaiter(queue, gone)
+  local function channelOf(owner, waiter)
+    local client, sharded = string.match(waiter, '^([^:]*):(s?)')
+    local prefix, tag = string.match(owner, '^(.*)({[^}]*})')
+    if sharded == 's' then return prefix .. 'wake:' .. tag .. ':' .. client, 'SPUBLISH', 'SHARDNUMSUB' end
+    return prefix .. 'wake:' .. client, 'PUBLISH', 'NUMSUB'
+  end
+  local function isHeard(owner, waiter)
+    local channel, _, count = channelOf(owner, waiter)
+    local counted = redis.pcall('PUBSUB', count, channel)
+    return counted.err or counted[2] ~= 0
+  end
+  local function nextWaiter(i, gone, exempt)
+    local owner, queue, heard = KEYS[i], KEYS[i + 1], {[exempt or ''] = exempt ~= nil}
     while budget > 0 do
       local tokens, dead = call('ZRANGE', queue, 0, ${LOOK - 1}), {}
       if #tokens == 0 then return nil, false end
       for _, token in ipairs(tokens) do
-        if isToken(token) and not gone[clientOf(token)] then
-          if #dead > 0 then call('ZREM', queue, unpack(dead)) end
-          return token, false
+        local client = clientOf(token)
+        if isToken(token) and not gone[client] then
+          if not heard[client] then
+            heard[client], budget = isHeard(owner, token), budget - ${COST_OF_CLIENT}
+            gone[client] = not heard[client] or nil
+          end
+          if heard[client] then
+            if #dead > 0 then call('ZREM', queue, unpack(dead)) end
+            return token, false
+          end
         end
         dead[#dead + 1] = token
       end
@@ -272,16 +293,13 @@ export const HAND_OVER = `
     return table.concat(names, ' ')
   end
   local function tell(owner, queue, waiter, number)
-    local client, sharded = string.match(waiter, '^([^:]*):(s?)')
-    local prefix, tag = string.match(owner, '^(.*)({[^}]*})')
+    local channel, publish = channelOf(owner, waiter)
     local message = {nameOf(waiter), '', '', '', owner}
     if number then
-      message[2], message[4] = number, run(queue, client)
+      message[2], message[4] = number, run(queue, clientOf(waiter))
       message[3] = redis.sha1hex(table.concat({number, message[4], owner, waiter}, '\\n'))
     end
-    message = cjson.encode(message)
-    if sharded == 's' then return redis.pcall('SPUBLISH', prefix .. 'wake:' .. tag .. ':' .. client, message) ~= 0 end
-    return redis.pcall('PUBLISH', prefix .. 'wake:' .. client, message) ~= 0
+    redis.pcall(publish, channel, cjson.encode(message))
   end
   local function addTo(set, clients)
     for client in string.gmatch(clients or '', '%S+') do set[client] = true end
@@ -309,12 +327,9 @@ export const HAND_OVER = `
       if isIn then setClients(fence, is, at, field, clients) end
     end
   end
-  local function nudge(owner, queue, gone)
-    local waiter, more = nextWaiter(queue, gone)
-    while waiter and not tell(owner, queue, waiter) do
-      gone[clientOf(waiter)], budget = true, budget - ${COST_OF_CLIENT}
-      waiter, more = nextWaiter(queue, gone)
-    end
+  local function nudge(i, gone)
+    local waiter, more = nextWaiter(i, gone)
+    if waiter then tell(KEYS[i], KEYS[i + 1], waiter) end
     return more
   end
   local function lookAfter(i, when, reply)
@@ -323,33 +338,26 @@ export const HAND_OVER = `
   local function handOver(i, client, reply)
     local owner, queue, fence = KEYS[i], KEYS[i + 1], KEYS[i + 2]
     local is = known(fence)
-    local wereGone, gone = is[GONE], outOf(is)
+    local gone = outOf(is)
     gone[client] = nil
-    local waiter, more = nextWaiter(queue, gone)
-    while waiter do
+    local waiter, more = nextWaiter(i, gone, client ~= '' and client or nil)
+    if waiter then
       call('ZREM', queue, waiter)
       local ours = clientOf(waiter) == client
       local px = ours and ttlOf(waiter) or math.min(ttlOf(waiter), ${PROVISIONAL_TTL})
       local number, shorter = grant(owner, fence, waiter, px, is)
       if ours then call('HDEL', fence, 'provisional') else call('HSET', fence, 'provisional', waiter) end
-      if ours or tell(owner, queue, waiter, number) then
-        if shorter then nudge(owner, queue, gone) end
-        if wereGone then call('HDEL', fence, 'gone') end
-        local isWaitedFor = call('EXISTS', queue) == 1
-        if ours then
-          for _, part in ipairs({waiter, (i - base) / 3, number, run(queue, client)}) do reply[#reply + 1] = part end
-        elseif isWaitedFor then
-          lookAfter(i, 'later', reply)
-        end
-        return
+      if not ours then tell(owner, queue, waiter, number) end
+      if shorter then nudge(i, gone) end
+      if ours then
+        for _, part in ipairs({waiter, (i - base) / 3, number, run(queue, client)}) do reply[#reply + 1] = part end
+      elseif call('EXISTS', queue) == 1 then
+        lookAfter(i, 'later', reply)
       end
-      gone[clientOf(waiter)], budget = true, budget - ${COST_OF_CLIENT}
-      is = known(fence)
-      waiter, more = nextWaiter(queue, gone)
+    else
+      call('DEL', owner)
+      call('HDEL', fence, 'provisional')
     end
-    call('DEL', owner)
-    call('HDEL', fence, 'provisional')
-    if not more and wereGone then call('HDEL', fence, 'gone') end
     if more then
       local clients = {}
       for each in pairs(gone) do
@@ -357,6 +365,8 @@ export const HAND_OVER = `
       end
       if is[LAST] then setClients(fence, is, GONE, 'gone', clients) end
       lookAfter(i, 'now', reply)
+    elseif is[GONE] then
+      call('HDEL', fence, 'gone')
     end
     return more
   end
@@ -372,7 +382,7 @@ export const HAND_OVER = `
     if asker then revive(fence, is, caller) end
     local gone = outOf(is)
     gone[caller] = nil
-    local waiter, more = nextWaiter(queue, gone)
+    local waiter, more = nextWaiter(i, gone, caller ~= '' and caller or nil)
     if not waiter or waiter == asker then
       if more then lookAfter(i, 'now', reply)
       elseif is[GONE] then call('HDEL', fence, 'gone') end

@@ -11,8 +11,9 @@ import { mutate, MUTATIONS } from './mutations.js';
 import { playRound } from './round.js';
 import { sceneOf } from './scenes.js';
 
-/** ms. */
+/** ms. Those about one thing are shorter, so that all of them have their turn. */
 const ROUND = 15_000;
+const ROUND_ABOUT_ONE_THING = 12_000;
 /** Violations of one rule in one round; there may be thousands. */
 const SHOWN = 3;
 
@@ -42,7 +43,7 @@ console.log(
 );
 try {
   for (let number = Number(values.round); timeNow() < until; number += 1) {
-    const ms = Math.min(ROUND, until - timeNow());
+    const ms = Math.min(number % 2 === 0 ? ROUND : ROUND_ABOUT_ONE_THING, until - timeNow());
     const { name, scene } = sceneOf(number, values.only);
     const options = { seed, number, ms, scene, build: mutated?.folder };
     const result = await playRound({ redis, endpoint, network }, options);

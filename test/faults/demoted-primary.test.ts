@@ -80,6 +80,29 @@ describe('a primary that has become a replica and keeps its connections', () => 
     expect(await next.lrange(other.key('order'), 0, -1)).toEqual(['first', 'second']);
   });
 
+  it('passes on what its primary publishes, and nobody begins with a lock that went to somebody else', async () => {
+    const { old, next, start, failOver } = await twoServers();
+    const stays = await start({ keyPrefix: 'heard' });
+    const moves = await start({ keyPrefix: 'heard' });
+    const holder = await start({ keyPrefix: 'heard' });
+    const held = await holder.locks.acquire('r');
+    const first = stays.locks.acquire('r', { wait: 30_000 });
+    let hasBegun = false;
+    void first.then(() => (hasBegun = true));
+    await eventually(async () => (await next.zcard('heard:queue:{r}')) === 1);
+    await failOver();
+    await (await moves.locks.acquire('other')).release(); // hears that it has to move
+    const second = moves.locks.acquire('r', { wait: 30_000 });
+    await eventually(async () => (await next.zcard('heard:queue:{r}')) === 2);
+    await held.release(); // the first one listens at the replica still
+    const mine = await second;
+    await old.ping();
+    await stays.locks.inspect('another'); // what was published before has been heard
+    expect([mine.held, hasBegun, await next.get('heard:{r}')]).toEqual([true, false, mine.token]);
+    await mine.release();
+    await (await first).release();
+  });
+
   it('is left as well where the options have a reconnectOnError of their own', async () => {
     const { next, proxy, start, failOver } = await twoServers();
     const { port } = new URL(proxy.url);
