@@ -1,5 +1,5 @@
 import { LockLostError } from '../errors/lock.errors.js';
-import { Alarm, MAX_TIMER_DELAY } from '../redis/deadline.js';
+import { Alarm, MAX_TIMER_DELAY, pause } from '../redis/deadline.js';
 import type { LockStore } from '../redis/lock-store.js';
 import type { Release } from '../redis/lock-replies.js';
 import { elapsedSince, now } from '../redis/instant.js';
@@ -236,13 +236,32 @@ export class LeaseKeeper {
     });
     this.#heldBack.set(lease, alarm);
     alarm.set(performance.now() + ms);
+    lease.terms += 1;
     try {
-      await this.untilHeard(lease);
-      lease.terms += 1;
-      const shortened = await this.#store.extend(lease, Math.ceil(ms), lease.terms);
-      return shortened === 'lost' ? 'not ours' : 'released';
+      return await this.#keepFor(lease);
     } catch {
-      return 'unclear'; // the shorter ttl was only for the case that this process dies: the alarm releases it
+      void this.#keepLater(lease); // the caller need not wait for that
+      return 'unclear';
+    }
+  }
+
+  /** Makes the lease last to the end of its minHold, should this process die: its ttl may be longer, or shorter. */
+  async #keepFor(lease: Lease): Promise<Release> {
+    await this.untilHeard(lease);
+    const kept = await this.#store.extend(lease, Math.ceil(lease.minHoldLeft), lease.terms);
+    return kept === 'lost' ? 'not ours' : 'released';
+  }
+
+  /** Until Redis has answered, or the minHold is over. Never rejects. */
+  async #keepLater(lease: Lease): Promise<void> {
+    while (this.#heldBack.has(lease)) {
+      await pause(RETRY_PAUSE);
+      if (!this.#heldBack.has(lease) || lease.minHoldLeft <= 0) return;
+      const isAnswered = await this.#keepFor(lease).then(
+        () => true,
+        () => false,
+      );
+      if (isAnswered) return;
     }
   }
 

@@ -3,6 +3,7 @@ import { Redis } from 'ioredis';
 import { LockLostError } from '../../lib/index.js';
 import { startCountingProxy } from '../support/counting-proxy.js';
 import { eventually } from '../support/eventually.js';
+import { startFaultProxy } from '../support/fault-proxy.js';
 import { startLocks } from '../support/lock-application.js';
 import type { LockApplication } from '../support/lock-application.js';
 import { privateRedis, sharedRedisUrl } from '../support/redis/test-redis.js';
@@ -116,6 +117,32 @@ describe('a lease', () => {
     await eventually(async () => (await left(one, 'shorter')) <= 1_000);
     expect(lock.remaining).toBeLessThanOrEqual(1_000);
     await extended;
+  });
+
+  it('that has a minHold beyond its ttl lasts to its end, also when Redis could not be reached at the release', async () => {
+    const proxy = await startFaultProxy(sharedRedisUrl());
+    const one = await startLocks({
+      url: sharedRedisUrl(),
+      connection: proxy.url,
+      ttl: 3_000,
+      commandTimeout: 200,
+    });
+    try {
+      const lock = await one.locks.acquire('held back', { minHold: 20_000 });
+      proxy.leadTo('redis://127.0.0.1:1');
+      proxy.cut();
+      await expect(one.locks.tryAcquire('another')).rejects.toMatchObject({ code: 'LOCK_UNAVAILABLE' });
+      await lock.release();
+      expect(await left(one, 'held back')).toBeLessThanOrEqual(3_000);
+      proxy.leadTo(sharedRedisUrl());
+      await eventually(async () => (await left(one, 'held back')) > 15_000);
+    } finally {
+      proxy.leadTo(sharedRedisUrl());
+      await one.app.close();
+      await one.redis.del(`${one.prefix}:{held back}`);
+      one.redis.disconnect();
+      await proxy.close();
+    }
   });
 
   it('is extended by one request after the other, each when the one before was answered', async () => {
