@@ -35,9 +35,8 @@ export const MUTATIONS: Readonly<Record<string, Mutation>> = {
   'short-renewals': {
     what: 'a renewal makes a lease shorter than its holder is told',
     file: 'lock-scripts.js',
-    // Of RENEW, whose ARGV go on in twos or more.
-    find: /(?<=RENEW = script\([^;]*?)\btonumber\(ARGV\[i \+ 1\]\)/,
-    replace: 'math.floor(tonumber(ARGV[i + 1]) / 2)',
+    find: 'tonumber(ARGV[a + 1])', // of RENEW
+    replace: 'math.floor(tonumber(ARGV[a + 1]) / 2)',
   },
   'repeated-fencing-tokens': {
     what: 'a grant has the number of the one before',
@@ -54,7 +53,7 @@ export const MUTATIONS: Readonly<Record<string, Mutation>> = {
   'no-turns': {
     what: 'work inside of a scope does not wait for its turn',
     file: '../transaction/take-turns.js',
-    find: /(?<=export async function takeTurns\([^]*?\) \{\n)/,
+    find: /(?<=export async function takeTurns\([^\n]*\) \{\n)/,
     replace: 'return;\n',
   },
 };

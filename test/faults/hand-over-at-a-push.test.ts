@@ -5,6 +5,7 @@ import { PROVISIONAL_TTL } from '../../lib/redis/script-parts.js';
 import { nameOf } from '../../lib/redis/tokens.js';
 import { startCountingProxy } from '../support/counting-proxy.js';
 import type { CountingProxy } from '../support/counting-proxy.js';
+import { elapse } from '../support/elapse.js';
 import { eventually } from '../support/eventually.js';
 import { startLocks } from '../support/lock-application.js';
 import type { LockApplication } from '../support/lock-application.js';
@@ -86,7 +87,7 @@ describe('a lock that another process hands over', () => {
     const { lock, token } = await queueUp({ ttl: 10_000 });
     await remind(token);
     const asked = performance.now();
-    await eventually(() => performance.now() - asked > 200);
+    await elapse(200, asked);
     proxy.holdRequestsWith(SCRIPTS);
     await held.release();
     const mine = await lock;
@@ -168,7 +169,7 @@ describe('a lock that another process hands over', () => {
     const held = await other.locks.acquire('given');
     const queued = performance.now();
     const { lock } = await queueUp({ ttl: 300 });
-    await eventually(() => performance.now() - queued > 300);
+    await elapse(300, queued);
     await handOverToOneWhoAsks(held, lock);
   });
 

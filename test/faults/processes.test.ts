@@ -1,5 +1,6 @@
 import { afterAll, afterEach, beforeAll, beforeEach, describe, expect, it } from '@jest/globals';
 import { Redis } from 'ioredis';
+import { elapse } from '../support/elapse.js';
 import { eventually } from '../support/eventually.js';
 import { assertNothingLeft, startLocks } from '../support/lock-application.js';
 import type { LockApplication } from '../support/lock-application.js';
@@ -78,18 +79,16 @@ describe('several processes', () => {
     expect(await redis.get(one.key('counter'))).toBe('300');
   });
 
-  it('get the lock of a killed holder when its lease ends, and at most 100 ms later', async () => {
+  it('get the lock of a killed holder when its lease ends', async () => {
     const holder = await fork();
     await holder.do('acquire', 'killed', { ttl: 600 });
     await holder.kill();
     workers = [];
-    const left = await redis.pttl(`${one.prefix}:{killed}`);
-    const waited = await took(async () => {
-      const lock = await one.locks.acquire('killed', { wait: 5_000 });
-      await lock.release();
-    });
-    expect(left).toBeGreaterThan(0);
-    expect(waited).toBeLessThan(left + 100);
+    expect(await redis.pttl(`${one.prefix}:{killed}`)).toBeGreaterThan(0);
+    // By its own lease, it would ask much later.
+    const lock = await one.locks.acquire('killed', { wait: 10_000, ttl: 60_000 });
+    expect(await redis.get(`${one.prefix}:{killed}`)).toBe(lock.token);
+    await lock.release();
   });
 
   it('lose no time over 100 waiters of a killed process', async () => {
@@ -105,7 +104,7 @@ describe('several processes', () => {
       await held.release();
       await (await next).release();
     });
-    expect(waited).toBeLessThan(200);
+    expect(waited).toBeLessThan(1_400); // none was granted the lock provisionally
     expect(await waiters('graveyard')).toBe(0);
   });
 
@@ -125,7 +124,7 @@ describe('several processes', () => {
       await (await next).release();
     });
     expect(waited).toBeGreaterThan(1_000);
-    expect(waited).toBeLessThan(1_500 + 100);
+    expect(waited).toBeLessThan(2 * 1_500);
     stopped.signal('SIGCONT');
     await eventually(async () => (await order()).length === 100, 10_000);
     expect(await stopped.do('ended')).toEqual(Array.from({ length: 100 }, () => 'done'));
@@ -193,7 +192,7 @@ describe('several processes', () => {
     await holder.do('extend', 'shortened', 500);
     await holder.kill();
     workers = [];
-    expect(await took(async () => (await next).release())).toBeLessThan(600);
+    await (await next).release(); // in vain by the lease that it knew of
   });
 
   it('case 25: a blocked event loop loses its lock only when it is blocked for too long, and is told before the commit', async () => {
@@ -330,7 +329,7 @@ describe('a server that is restarted', () => {
     expect(await impatient).toMatchObject({ code: 'LOCK_NOT_ACQUIRED', reason: 'timeout' });
 
     const stopped = performance.now();
-    await eventually(() => performance.now() - stopped > 1_000); // longer than a command may take
+    await elapse(1_000, stopped); // longer than a command may take
     server = await privateRedisAt(Number(port));
     const lock = await waiter; // nothing was kept, so that the lock is free
     expect(await one.redis.get(`${one.prefix}:{restart}`)).toBe(lock.token);

@@ -4,6 +4,7 @@ import { join } from 'node:path';
 import { afterEach, describe, expect, it } from '@jest/globals';
 import { Redis } from 'ioredis';
 import { LockOutcomeUnknownError } from '../../lib/index.js';
+import { elapse } from '../support/elapse.js';
 import { eventually } from '../support/eventually.js';
 import { startFaultProxy } from '../support/fault-proxy.js';
 import { startLocks } from '../support/lock-application.js';
@@ -68,7 +69,7 @@ describe('a server that changes between the work and its commit', () => {
       process.kill(pid, 'SIGSTOP');
       stopped = performance.now();
       const resume = async () => {
-        await eventually(() => performance.now() - stopped > 500);
+        await elapse(500, stopped);
         process.kill(pid, 'SIGCONT');
       };
       void resume();

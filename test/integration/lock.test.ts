@@ -7,6 +7,7 @@ import {
   LockUnavailableError,
 } from '../../lib/index.js';
 import type { AcquireOptions, Resource } from '../../lib/index.js';
+import { elapse } from '../support/elapse.js';
 import { eventually } from '../support/eventually.js';
 import { closeAll, startLocks } from '../support/lock-application.js';
 import type { LockApplication } from '../support/lock-application.js';
@@ -109,7 +110,6 @@ describe('a lock', () => {
     const acquired = performance.now();
     await eventually(() => lock.signal.aborted);
     expect(performance.now() - acquired).toBeGreaterThan(200);
-    expect(performance.now() - acquired).toBeLessThan(600);
   });
 
   it('is extended by its owner only', async () => {
@@ -158,7 +158,7 @@ describe('a lock', () => {
     for (let i = 0; i < 40; i += 1) {
       const lock = await one.locks.acquire('race', { ttl: 30 });
       const start = performance.now();
-      await eventually(() => performance.now() - start > 9 + (i % 5) / 2); // about when it is renewed
+      await elapse(9 + (i % 5) / 2, start); // about when it is renewed
       await lock.release();
       expect(await owner('race')).toBeNull();
     }
