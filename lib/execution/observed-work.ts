@@ -2,6 +2,7 @@ import { Subject, from, isObservable, takeUntil } from 'rxjs';
 import type { LockContext } from '../transaction/lock-context.js';
 import { scopeOf } from '../transaction/lock-scope.js';
 import type { LockScope } from '../transaction/lock-scope.js';
+import type { Mark } from '../transaction/pending.js';
 import type { HandlerRun } from './handler-calls.js';
 import { refuseBody } from './read-later.js';
 
@@ -27,8 +28,8 @@ type End = { readonly how: 'completed' | 'left' } | { readonly how: 'failed'; re
 
 interface Held {
   readonly value: unknown;
-  /** How much was queued before it. */
-  readonly queued: number;
+  /** What was queued before it. */
+  readonly mark: Mark;
 }
 
 /**
@@ -44,8 +45,8 @@ export class ObservedWork {
   #end: (end: End) => void = () => undefined;
   #hasEnded = false;
   #held: Held | undefined;
-  /** How much was queued before the last value that was given out. */
-  #given: number | undefined;
+  /** What was queued before the last value that was given out. */
+  #given: Mark | undefined;
   #mayRunAgain = true;
 
   constructor(observed: Observed) {
@@ -109,7 +110,7 @@ export class ObservedWork {
       return this.#end({ how: 'failed', error });
     }
     if (!this.#observed.handler) this.#forbidRerun(); // a request is answered once, by whatever run comes to its end
-    const held = { value, queued: this.#scope.queuedSoFar };
+    const held = { value, mark: this.#scope.mark };
     this.#held = held;
     void Promise.resolve().then(() => {
       if (this.#held === held && !this.#hasEnded) this.#give();
@@ -120,7 +121,7 @@ export class ObservedWork {
     const held = this.#held;
     if (!held) return;
     this.#held = undefined;
-    this.#given = held.queued;
+    this.#given = held.mark;
     this.#forbidRerun(); // it cannot be taken back
     this.#observed.give(held.value);
   }
@@ -141,7 +142,7 @@ export class ObservedWork {
     const endedWell = ended !== undefined && !isObservable(ended.value); // and nobody could have stopped it
     if (!endedWell) {
       if (this.#given === undefined) throw UNSUBSCRIBED;
-      this.#scope.dropQueuedSince(this.#given);
+      this.#scope.cutAt(this.#given);
     }
     return [];
   }

@@ -401,7 +401,7 @@ export class LockService
     const visits = path.map((scope) => scope.visits.begin());
     try {
       await takeTurns(visits, grants, this.#turnPatience(options));
-      const visited = [...outer.visited, ...path];
+      const visited = path; // those of scopes around this one count as long as these are open
       if (joinable && missing.length === 0) {
         const setting = { keys, borrowed: [], outer, visited };
         return await this.#work.join(joinable, grants, setting, work, options, retries);

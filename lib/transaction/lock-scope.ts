@@ -19,7 +19,7 @@ import { LockContext } from './lock-context.js';
 import { CommandQueue, keyElsewhere } from './lock-transaction.js';
 import type { LockTransaction, QueuedCommand, TransactionClient } from './lock-transaction.js';
 import { letGo, Pending } from './pending.js';
-import type { Taken } from './pending.js';
+import type { Mark, Taken } from './pending.js';
 import { ScopeLife } from './scope-life.js';
 import type { Visits } from './visits.js';
 import { WatchEndedError } from './watch.js';
@@ -268,14 +268,15 @@ export class LockScope extends LockContext {
     });
   }
 
-  /** How many commands its work has queued so far, also those that are committed. */
-  get queuedSoFar(): number {
-    return this.#pending.queue.queuedSoFar;
+  /** What its work has queued so far. */
+  get mark(): Mark {
+    return this.#pending.mark;
   }
 
-  /** Drops what its work has queued since. */
-  dropQueuedSince(before: number): void {
-    this.#pending.queue.dropSince(before);
+  /** Drops what its work has queued since, by others too; from now on nothing more can be queued. */
+  cutAt(mark: Mark): void {
+    this.#life.leave();
+    this.#pending.cutAt(mark);
   }
 
   /**
@@ -413,19 +414,19 @@ export class LockScope extends LockContext {
   /** What joined work hands in goes by way of the scopes in between: their work has to end well, too. */
   #send(to: LockScope | undefined, batch: Batch): void {
     const { outer } = this;
-    if (to && outer) outer.#receive(to, batch);
+    if (to && outer) outer.#receive(to, batch, this.#pending.isCut);
   }
 
-  #receive(to: LockScope, batch: Batch): void {
+  #receive(to: LockScope, batch: Batch, isOld: boolean): void {
     if (to === this) {
-      this.#pending.add(batch);
+      this.#pending.add(batch, isOld);
       for (const grant of batch.grants) this.#borrow(grant);
     } else if (!batch.isEmpty) {
       const visits = [];
       for (let { outer } = this; outer; outer = outer === to ? undefined : outer.outer) {
         visits.push(outer.visits.begin());
       }
-      this.#pending.addParcel({ to, batch, visits });
+      this.#pending.addParcel({ to, batch, visits }, isOld);
     }
   }
 

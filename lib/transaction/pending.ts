@@ -19,6 +19,13 @@ export interface Taken {
   settle(applied: boolean): void;
 }
 
+/** How much there was at some time. */
+export interface Mark {
+  readonly queued: number;
+  readonly listeners: number;
+  readonly parcels: number;
+}
+
 const NONE: readonly never[] = [];
 
 /** What one scope has that is not committed: of its own work, and of others on its way to scopes further out. */
@@ -27,25 +34,53 @@ export class Pending {
   /** Made when needed: most scopes have none. */
   #listeners: Listening[] | undefined;
   #parcels: Parcel[] | undefined;
+  /** How many there have been. */
+  #listened = 0;
+  #parceled = 0;
+  /** Nothing comes in addition: all was dropped, or what came after a mark. */
+  #isClosed = false;
   #isDropped = false;
 
   constructor(queue: CommandQueue) {
     this.queue = queue;
   }
 
+  get mark(): Mark {
+    return { queued: this.queue.queuedSoFar, listeners: this.#listened, parcels: this.#parceled };
+  }
+
+  /** Drops what came since, as far as it was not taken, and whatever comes later. */
+  cutAt({ queued, listeners, parcels }: Mark): void {
+    this.#isClosed = true;
+    this.queue.dropSince(queued);
+    const keep = (all: readonly unknown[] | undefined, since: number) =>
+      Math.max(0, (all?.length ?? 0) - since);
+    this.#listeners?.splice(keep(this.#listeners, this.#listened - listeners));
+    const dropped = this.#parcels?.splice(keep(this.#parcels, this.#parceled - parcels)) ?? NONE;
+    for (const parcel of dropped) letGo(parcel);
+  }
+
   listen(listening: Listening): void {
+    this.#listened += 1;
     (this.#listeners ??= []).push(listening);
   }
 
-  add(batch: Batch): void {
-    if (this.#isDropped) return;
+  /** Whether it was cut at a mark: what it still has was there before. */
+  get isCut(): boolean {
+    return this.#isClosed && !this.#isDropped;
+  }
+
+  /** @param isOld what a scope that was cut itself has handed in: it was there before this one was cut */
+  add(batch: Batch, isOld = false): void {
+    if (isOld ? this.#isDropped : this.#isClosed) return;
     this.queue.add(batch.commands);
     for (const listening of batch.listeners) this.listen(listening);
   }
 
-  addParcel(parcel: Parcel): void {
-    if (this.#isDropped) letGo(parcel);
-    else (this.#parcels ??= []).push(parcel);
+  addParcel(parcel: Parcel, isOld = false): void {
+    if (isOld ? this.#isDropped : this.#isClosed) return letGo(parcel);
+    this.#parceled += 1;
+    (this.#parcels ??= []).push(parcel);
   }
 
   /**
@@ -96,6 +131,7 @@ export class Pending {
   /** For good: what comes back, or in addition, is dropped as well. */
   drop(): void {
     this.#isDropped = true;
+    this.#isClosed = true;
     this.queue.drop();
     this.#listeners = undefined;
     for (const parcel of this.takeParcels()) letGo(parcel);

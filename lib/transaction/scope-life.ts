@@ -3,10 +3,14 @@ import { resourcesOf } from '../redis/lock-keys.js';
 import type { ResourceKeys } from '../redis/lock-keys.js';
 import { Visits } from './visits.js';
 
-/** open: its work runs, or others that it did not wait for. failed: its work has thrown, and it waits for the others. */
-type State = 'open' | 'failed' | 'ended';
+/**
+ * open: its work runs, or others that it did not wait for. failed: its work has thrown, and it waits for the others; left:
+ * nobody wants more of its work.
+ */
+type State = 'open' | 'failed' | 'left' | 'ended';
 
 const FAILED = 'The work under the lock has failed: nothing more can be queued or committed in it';
+const LEFT = 'Nobody wants more of the work under the lock: nothing more can be queued or committed in it';
 const COMMITTED =
   'The commit is over: a listener of it can read, but queue and commit nothing; withLock() takes the lock again';
 const ENDED = 'The lock scope has ended: its LockContext cannot be used any more';
@@ -50,6 +54,10 @@ export class ScopeLife {
     this.#state = 'failed';
   }
 
+  leave(): void {
+    if (this.#state === 'open') this.#state = 'left';
+  }
+
   async tell(listener: () => Promise<void>): Promise<void> {
     this.#telling += 1;
     try {
@@ -80,7 +88,8 @@ export class ScopeLife {
   /** @throws LockScopeError when nothing more can be queued or committed */
   assertWorking(): void {
     if (this.isListener || (this.#state === 'ended' && this.#telling > 0)) throw this.#refusal(COMMITTED);
-    if (this.#state !== 'open') throw this.#refusal(this.#state === 'failed' ? FAILED : ENDED);
+    if (this.#state !== 'open')
+      throw this.#refusal({ failed: FAILED, left: LEFT, ended: ENDED }[this.#state]);
   }
 
   async #endAfterAll(onFailure: (error: unknown) => void): Promise<void> {

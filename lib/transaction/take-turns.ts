@@ -105,6 +105,10 @@ export class AcquiredTurn {
    * @throws LockLostError
    */
   takeNow(): void {
+    if (this.ended.aborted) {
+      const resources = this.#grants.flatMap(({ lease }) => lease.resources);
+      throw new LockLostError({ resources, reason: 'the work that has it has ended' });
+    }
     for (const visit of this.#visits) visit.takeTurn();
     this.#assertHeld();
   }
