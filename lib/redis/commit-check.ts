@@ -42,7 +42,9 @@ export async function checkCommitConnection(
     // Commits release by its hash: Redis has to know the script.
     const all = triples([keys]);
     await within(timeout, redis.eval(RELEASE.text, all.length, ...all, request.claim.token, ''));
-    await within(timeout, redis.publish(`${redis.options.keyPrefix ?? ''}${keyPrefix}:wake:nobody`, ''));
+    const channel = `${redis.options.keyPrefix ?? ''}${keyPrefix}:wake:nobody`;
+    await within(timeout, redis.publish(channel, ''));
+    await within(timeout, redis.pubsub('NUMSUB', channel));
     if (isCluster) await within(timeout, checkSharded(redis, `${keyPrefix}:wake:{${keys.tag}}:nobody`));
   } catch (error) {
     throw new LockUnavailableError(`Redis does not allow what locks need: ${String(error)}`, {
@@ -55,6 +57,7 @@ export async function checkCommitConnection(
 async function checkSharded(redis: Redis, channel: string): Promise<void> {
   try {
     await redis.spublish(channel, ''); // whose name ioredis treats as a key
+    await redis.pubsub('SHARDNUMSUB', channel);
   } catch (error) {
     if (!String(error).includes('unknown command')) throw error;
   }

@@ -224,7 +224,7 @@ export const RENEW = script(
       local could, is = pcall(known, fence)
       if not could or terms >= termsOf(is, token) then
         local could, why = pcall(lengthen, owner, ttl)
-        renewed = could and 1 or type(why) == 'table' and why or {err = tostring(why)}
+        renewed = could and 1 or type(why) == 'table' and why or {err = (string.gsub(tostring(why), '^@user_script: %d+: %-?', ''))}
         pcall(function()
           if is[PROVISIONAL] then call('HDEL', fence, 'provisional') end
           record(fence, ttl, is[KEPT], 'believed', format(math.max(tonumber(is[BELIEVED]) or 0, millis() + ttl)))
@@ -323,8 +323,8 @@ export const BURN = script(
  * whose numbers are none. What stands in the queue without being a token goes with the places that are skipped.
  *
  * KEYS    owner, queue, fence
- * ARGV    1 token that nobody has
- * Returns {1 if somebody had it, then what handOver adds}
+ * ARGV    1 token that nobody has, 2 the token to take the lock from: the request may be read late, or twice
+ * Returns {1 if that one had it, 2 if it has another owner by now, then what handOver adds}
  */
 export const FORCE_RELEASE = script(
   TOKEN,
@@ -337,9 +337,10 @@ export const FORCE_RELEASE = script(
   local reply = {call('EXISTS', owner)}
   local function isMisused(...)
     local read = redis.pcall(...)
-    return type(read) == 'table' and read.err and string.find(read.err, '^WRONGTYPE')
+    return type(read) == 'table' and read.err and string.find(read.err, 'WRONGTYPE')
   end
-  if isMisused('GET', owner) then call('DEL', owner) end
+  if isMisused('GET', owner) then call('DEL', owner)
+  elseif reply[1] == 1 and call('GET', owner) ~= ARGV[2] then return {2} end
   if isMisused('ZCARD', queue) then call('DEL', queue) end
   if isMisused('HGET', fence, 'last') then call('DEL', fence) end
   for _, number in ipairs(call('HMGET', fence, 'last', 'since', 'believed', 'kept')) do

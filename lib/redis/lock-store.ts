@@ -31,6 +31,9 @@ import type { AnswerListener, ScriptCall } from './script-call.js';
 import { bySlot } from './servers.js';
 import type { Servers } from './servers.js';
 
+/** Tries to take a lock away that changes hands meanwhile. */
+const MAX_TRIES = 10;
+
 /** ms a grant that nobody knows the ttl of is tried to be given back. */
 export const LONGEST_GIVE_BACK = 60_000;
 
@@ -263,13 +266,18 @@ export class LockStore {
     return runner.call({ script: INSPECT, names, argv: [''], keys: [keys], decode }).answer;
   }
 
-  /** Takes the lock away from whoever has it, and hands it to the next in line. */
+  /** Takes the lock away from its owner, and hands it to the next in line. */
   async forceRelease(keys: ResourceKeys): Promise<boolean> {
     const claim = { token: 'nobody:0:0', keys: [keys] };
-    const sent = now();
-    const { released, handedOver } = await this.#giveUp(FORCE_RELEASE, claim, [], decodeRelease);
-    this.reportHandOvers(claim, handedOver, sent);
-    return released === 1;
+    for (let tries = 1; ; tries += 1) {
+      const state = await this.inspect(keys);
+      const sent = now();
+      const argv = [state?.holder ?? ''];
+      const { released, handedOver } = await this.#giveUp(FORCE_RELEASE, claim, argv, decodeRelease);
+      this.reportHandOvers(claim, handedOver, sent);
+      // It changed hands in between: the next owner is as good.
+      if (released !== 2 || tries === MAX_TRIES) return released === 1;
+    }
   }
 
   /** Takes back what the claim has, and says what became of its commit, if one is named. */

@@ -9,22 +9,38 @@ export function isReply(error: Error): boolean {
   return error.name === 'ReplyError' || error instanceof ReplyError;
 }
 
+/**
+ * The word that an error of Redis begins with. Before Redis 7, the error of a command inside of a script has the line of the
+ * script in front of it: `@user_script: 12: -READONLY ..`.
+ */
+function wordOf(error: unknown): string {
+  if (!(error instanceof Error) || !isReply(error)) return '';
+  return /^(?:.*@user_script: \d+: -)?([A-Z]+)\b/s.exec(error.message)?.[1] ?? '';
+}
+
 /** What a server says of keys that it does not have, or not all of, or must not write. */
 export function isElsewhere(error: Error): boolean {
+  return /^(MOVED|ASK|TRYAGAIN|CLUSTERDOWN|READONLY|MASTERDOWN|LOADING)$/.test(wordOf(error));
+}
+
+/** A grant counts only when replicas have confirmed it, and too few have. */
+export class UnconfirmedError extends Error {
+  override readonly name = 'UnconfirmedError';
+}
+
+/** Whether something was refused for a reason that lies in the state of servers, and passes. */
+export function isPassing(error: unknown): boolean {
+  if (error instanceof UnconfirmedError) return true;
+  const word = wordOf(error);
   return (
-    /^(MOVED|ASK|TRYAGAIN|CLUSTERDOWN|READONLY|MASTERDOWN|LOADING)\b/.test(error.message) && isReply(error)
+    /^(MOVED|ASK|TRYAGAIN|CLUSTERDOWN|READONLY|MASTERDOWN|LOADING)$/.test(word) ||
+    /^(BUSY|OOM|MISCONF|NOREPLICAS|NOAUTH|WRONGPASS)$/.test(word)
   );
 }
 
-/** Whether Redis refused something for a reason that lies in the server's state, and passes. */
-export function isPassing(error: unknown): boolean {
-  if (!(error instanceof Error) || !isReply(error)) return false;
-  return isElsewhere(error) || /^(BUSY|OOM|MISCONF|NOREPLICAS|NOAUTH|WRONGPASS)\b/.test(error.message);
-}
-
-/** Refused, before anything was done, by a server that may have been replaced: a new connection may lead to the new one. */
+/** Refused, before anything was done, by a server that was replaced: a new connection may lead to the new one. */
 export function isReplaced(error: Error): boolean {
-  return /^(READONLY|MASTERDOWN|NOREPLICAS|MISCONF)\b/.test(error.message) && isReply(error);
+  return /^(READONLY|MASTERDOWN)$/.test(wordOf(error));
 }
 
 /**

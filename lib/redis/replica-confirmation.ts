@@ -2,6 +2,7 @@ import { LockUnavailableError } from '../errors/lock.errors.js';
 import { resourcesOf } from './lock-keys.js';
 import type { Claim } from './lock-keys.js';
 import type { AcquireReply } from './lock-replies.js';
+import { UnconfirmedError } from './redis-client.js';
 import { unavailable } from './script-call.js';
 import type { AnswerListener } from './script-call.js';
 import type { Servers } from './servers.js';
@@ -49,7 +50,10 @@ export class ReplicaConfirmation {
     const message = isSame
       ? `${confirmed} of ${this.#replicas} replicas confirmed the lock in time`
       : 'The connection was lost before replicas had confirmed the lock';
-    throw new LockUnavailableError(message, { resources: resourcesOf(keys) });
+    throw new LockUnavailableError(message, {
+      resources: resourcesOf(keys),
+      cause: new UnconfirmedError(message),
+    });
   }
 
   /**

@@ -44,6 +44,13 @@ export class ScriptBatch {
     this.#send(this);
   }
 
+  /** Takes out the calls whose answers are of no use any more. */
+  takeUnwanted(): ScriptCall[] {
+    const unwanted = this.calls.filter((call) => !call.isWanted);
+    if (unwanted.length > 0) this.calls.splice(0, Infinity, ...this.calls.filter((call) => call.isWanted));
+    return unwanted;
+  }
+
   /** What is sent: how many KEYS, KEYS, ARGV. */
   args(): [keys: number, ...args: (string | number)[]] {
     const args: [number, ...(string | number)[]] = [0];

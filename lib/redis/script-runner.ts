@@ -31,6 +31,8 @@ export interface Runner {
   confirmed(name: string, replicas: number): Promise<number>;
 }
 
+const UNANSWERED = 'The connection to Redis was lost before there was an answer';
+
 /**
  * Runs scripts on a connection that may be down: waits for it, so that it is always known what was not sent, and
  * replaces one that has fallen silent. What was not answered when a connection was lost is sent again on the next one.
@@ -134,14 +136,18 @@ export class ScriptRunner implements Runner {
     if (connection !== this.#connection || this.#client.status !== 'ready') return;
     this.#silence.heard();
     this.#isOpen = true;
-    for (const batch of this.#unanswered.splice(0)) this.#sendBatch(batch);
+    for (const batch of this.#unanswered.splice(0)) {
+      // Their callers have heard of a failure, and give back what came of them: they would take locks for nobody.
+      for (const call of batch.takeUnwanted()) call.failed(new Error(UNANSWERED));
+      if (batch.calls.length > 0) this.#sendBatch(batch);
+    }
     this.#changed();
   }
 
   #lost(): void {
     this.#isOpen = false;
     this.#known.clear(); // the next one may lead to another server
-    this.#endOthers(new Error('The connection to Redis was lost before there was an answer'));
+    this.#endOthers(new Error(UNANSWERED));
     this.#changed();
   }
 

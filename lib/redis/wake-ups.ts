@@ -68,6 +68,7 @@ export class WakeUps {
   /** How many subscriptions are not answered yet. */
   #asked = 0;
   #sweeper: NodeJS.Timeout | undefined;
+  #closed = false;
 
   /** @param timeout ms Redis may take to answer */
   constructor(duplicate: (options: RedisOptions) => Redis, timeout: number, listener: WakeUpListener) {
@@ -82,6 +83,7 @@ export class WakeUps {
    * @throws Redis' error when it refuses that, or the last word of a connection that was refused
    */
   listen(channel: Channel): Promise<void> | undefined {
+    if (this.#closed) return Promise.reject(new Error('The connections to Redis are closed'));
     const known = this.#subscriptions.get(channel.name);
     if (known) {
       known.unusedSince = undefined;
@@ -121,6 +123,7 @@ export class WakeUps {
   }
 
   close(): void {
+    this.#closed = true;
     clearTimeout(this.#sweeper);
     this.#redis?.disconnect();
   }

@@ -2,6 +2,7 @@ import { afterAll, beforeAll, describe, expect, it } from '@jest/globals';
 import { Redis } from 'ioredis';
 import { LockConfigurationError, LockLostError } from '../../lib/index.js';
 import type { LockState } from '../../lib/index.js';
+import { FORCE_RELEASE } from '../../lib/redis/lock-scripts.js';
 import { eventually } from '../support/eventually.js';
 import { closeAll, startLocks } from '../support/lock-application.js';
 import type { LockApplication } from '../support/lock-application.js';
@@ -176,6 +177,17 @@ describe('an operator', () => {
     await first.release();
     const [, second] = await Promise.all(waiters);
     await second?.release();
+  });
+
+  it('takes no lock from a later owner when the request is read twice, or late', async () => {
+    const held = await one.locks.acquire('read twice');
+    expect(await other.locks.forceRelease('read twice')).toBe(true);
+    const later = await one.locks.acquire('read twice');
+    const keys = ['', 'queue:', 'fence:'].map((kind) => `${one.prefix}:${kind}{read twice}`);
+    const again = await one.redis.eval(FORCE_RELEASE.text, 3, ...keys, 'nobody:0:0', held.token);
+    expect([again, await one.redis.get(`${one.prefix}:{read twice}`)]).toEqual([[2], later.token]);
+    await later.release();
+    await held.release();
   });
 
   it('is told what a wrong name or pattern is', async () => {
