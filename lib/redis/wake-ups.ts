@@ -83,7 +83,11 @@ export class WakeUps {
    * @throws Redis' error when it refuses that, or the last word of a connection that was refused
    */
   listen(channel: Channel): Promise<void> | undefined {
-    if (this.#closed) return Promise.reject(new Error('The connections to Redis are closed'));
+    if (this.#closed) {
+      const refused = Promise.reject(new Error('The connections to Redis are closed'));
+      refused.catch(() => undefined); // the caller hears of it, if it wants to; a cluster only looks whether there is a promise
+      return refused;
+    }
     const known = this.#subscriptions.get(channel.name);
     if (known) {
       known.unusedSince = undefined;
